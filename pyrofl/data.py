@@ -1,0 +1,137 @@
+"""What a client holds: rows, padded or not, and the batches that one local round takes from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .random import fold, permutation
+
+
+class Batch(NamedTuple):
+    """Rows of one local step. Those not in `live` only fill the shape; batch statistics come from `distinct`."""
+
+    x: Tensor  # (B, ...)
+    y: Tensor  # (B,)
+    n: Tensor  # () rows of the client's whole training set: the KL is divided by it
+    live: Tensor  # (B,) bool: the rows that count in the likelihood
+    distinct: Tensor  # (B,) bool: every different row of the batch once, live or not
+
+
+class Data(NamedTuple):
+    """A client's rows; rows at and after `n` are padding, whatever they hold."""
+
+    x: Tensor  # (N, ...)
+    y: Tensor  # (N,)
+    n: Tensor  # () int64
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor) -> Data:
+        if len(x) != len(y):
+            raise ValueError(f"x has {len(x)} rows and y has {len(y)}: they must be the same rows")
+        return cls(x, y, torch.tensor(len(x)))
+
+    @property
+    def rows(self) -> int:
+        """Number of real rows (outside `vmap` only)."""
+        return int(self.n)
+
+    def steps(self, epochs: float, size: int) -> Tensor:
+        """Local steps of this client: ceil(epochs * ceil(n / size)), counted as whole batches of an epoch."""
+        return torch.ceil(epochs * torch.ceil(self.n / size)).long()
+
+    def max_steps(self, epochs: float, size: int) -> int:
+        return math.ceil(epochs * math.ceil(len(self.x) / size))
+
+    def take(self, rows: Tensor, live: Tensor) -> Batch:
+        """The named rows as a batch; rows that are padding are zeroed, so that NaN in padding has no effect."""
+        real = rows < self.n  # (B,)
+        x, y = self.x[rows], self.y[rows]
+        x = torch.where(real.reshape(-1, *[1] * (x.dim() - 1)), x, torch.zeros_like(x))
+        distinct = real & (torch.arange(len(rows), device=x.device) < self.n)
+        return Batch(x, torch.where(real, y, torch.zeros_like(y)), self.n, live & real, distinct)
+
+    def batches(self, key: Tensor, epochs: float, size: int) -> Iterator[tuple[Tensor, Batch]]:
+        """(is the step live, batch) for each local step, by the shape of `x`; an epoch visits each row once.
+
+        Every epoch has its own random order. Its last batch holds what is left: the free places are filled with rows
+        from the start of the order and marked as not live. The first min(size, n) rows of any batch are distinct.
+        """
+        N, steps = len(self.x), self.steps(epochs, size)
+        per_epoch = torch.ceil(self.n / size).long().clamp_min(1)
+        orders = torch.stack([permutation(fold(key, e), N, self.n) for e in range(math.ceil(epochs))])  # (E, N)
+        slot = torch.arange(size, device=self.x.device)
+        for t in range(self.max_steps(epochs, size)):
+            epoch = (t // per_epoch).clamp_max(len(orders) - 1)
+            place = (t % per_epoch) * size + slot  # (B,)
+            rows = orders[epoch][place % self.n.clamp_min(1)]
+            yield t < steps, self.take(rows, place < self.n)
+
+    def chunks(self, size: int) -> Iterator[Batch]:
+        """All rows once, in order, for evaluation and for batch-norm statistics."""
+        N = len(self.x)
+        for start in range(0, N, size):
+            rows = torch.arange(start, min(start + size, N), device=self.x.device)
+            yield self.take(rows, rows < self.n)
+
+    def split(self, part: float) -> tuple[Data, Data]:
+        """(first, last): the last `part` of the rows, at least one and never all where n >= 2."""
+        N = len(self.x)
+        held = torch.clamp((self.n * part).round().long(), min=1)
+        m = torch.maximum(self.n - held, self.n.clamp_max(1))
+        most = min(N, round(N * part) + 1)  # no client holds out more than this
+        rows = (m + torch.arange(most, device=self.x.device)) % self.n.clamp_min(1)
+        kept = max(N - most + 2, 1)
+        return Data(self.x[:kept], self.y[:kept], m), Data(self.x[rows], self.y[rows], self.n - m)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows as a loader returns them, before they are split over clients."""
+
+    x: Tensor  # (N, ...) float32; images are (N, channels, height, width) in [0, 1]
+    y: Tensor  # (N,) int64 codes of the classes, or float32 targets
+    likelihood: str  # "categorical", "bernoulli", "gaussian" or "poisson"
+    classes: tuple[str, ...] = ()  # class names in the order of their codes
+    site: Tensor | None = None  # (N,) int64: the natural client of each row, where there is one
+    sites: tuple[str, ...] = ()  # names of the natural clients
+    test: tuple[Tensor, Tensor] | None = None  # (x, y) of the set's own test rows, shared by all clients
+    notes: tuple[str, ...] = ()  # what loading changed (casts, dropped rows), to be said once
+
+
+@dataclass(frozen=True)
+class Client:
+    """One participant: its name and its own rows."""
+
+    name: str
+    train: Data
+    test: Data
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The clients of a run. Client i is `clients[i]`; ids are positions and never change."""
+
+    clients: tuple[Client, ...]
+    likelihood: str
+    classes: tuple[str, ...] = ()
+    common: Data | None = None  # test rows shared by all clients
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input row."""
+        return tuple(self.clients[0].train.x.shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """Width of the network's output: one per class, else one."""
+        return len(self.classes) if self.likelihood == "categorical" else 1

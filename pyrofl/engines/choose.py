@@ -1,0 +1,33 @@
+"""Which engine runs, and why."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..program import Program
+from .base import Engine
+from .sequential import Sequential
+from .vectorised import Vectorised
+
+ENGINES = ("auto", "sequential", "vectorised")
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_SMALL = 200_000  # weights: above this a client's own matrix products fill two cores
+
+
+def choose(name: str, program: Program, device: torch.device) -> tuple[Engine, str]:
+    """(engine, the reason in one sentence). "auto" takes the faster one for this network and device."""
+    if name == "sequential":
+        return Sequential(), "as configured"
+    if name == "vectorised":
+        return Vectorised(), "as configured"
+    if name != "auto":
+        raise ValueError(f"unknown engine {name!r}; known are {', '.join(ENGINES)}")
+    if device.type != "cpu":
+        return Vectorised(), f"clients run together on {device.type}"
+    if any(isinstance(m, _CONVOLUTIONS) for m in program.model.modules()):
+        return Sequential(), "convolutions with a weight for each client are slow on the CPU"
+    weights = sum(v.numel() for v in program.theta0.values())
+    if weights > _SMALL:
+        return Sequential(), f"{weights:,} parameters keep the CPU busy with one client at a time"
+    return Vectorised(), "a small dense network: many clients cost little more than one"

@@ -1,0 +1,124 @@
+"""Likelihoods: from a network's output to the distribution of the observed site, and back to plain numbers.
+
+A *predictive parameter* tensor (B, K) describes one posterior draw of the predictive distribution of B rows: the
+log-probabilities of K classes (categorical), the logit (bernoulli), location and scale (gaussian), or the log-rate
+(poisson). `parameters` reads it off any Pyro model's observed site, `distribution` turns it into a distribution.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor, nn
+
+KINDS = ("categorical", "bernoulli", "gaussian", "poisson")
+_MAX_LOG_RATE = 30.0  # exp(30) events a row: larger log-rates would overflow float32 sums
+
+
+class Likelihood(nn.Module):
+    """`kind` says how outputs are read; `forward(out (B, K)) -> Distribution` of B rows."""
+
+    kind: str
+
+    def forward(self, out: Tensor) -> dist.Distribution:
+        raise NotImplementedError(f"{type(self).__name__} must define forward(out) -> Distribution")
+
+
+class Categorical(Likelihood):
+    """y | out = class c with probability softmax(out)_c."""
+
+    kind = "categorical"
+
+    def forward(self, out: Tensor) -> dist.Distribution:
+        return dist.Categorical(logits=out, validate_args=False)
+
+
+class Bernoulli(Likelihood):
+    """y | out = 1 with probability sigmoid(out)."""
+
+    kind = "bernoulli"
+
+    def forward(self, out: Tensor) -> dist.Distribution:
+        return dist.Bernoulli(logits=out.squeeze(-1), validate_args=False)
+
+
+class Gaussian(Likelihood):
+    """y | out ~ N(out, sigma^2). `scale` is sigma: fixed by a number, or learned as a point estimate if None."""
+
+    kind = "gaussian"
+
+    def __init__(self, scale: float | None = None):
+        super().__init__()
+        if scale is not None and not scale > 0:
+            raise ValueError(f"the noise scale must be positive, got {scale}")
+        start = torch.tensor(0.0 if scale is None else scale).log() if scale else torch.tensor(0.0)
+        if scale is None:
+            self.log_scale = nn.Parameter(start)
+        else:
+            self.register_buffer("log_scale", start)
+
+    def forward(self, out: Tensor) -> dist.Distribution:
+        return dist.Normal(out.squeeze(-1), self.log_scale.exp(), validate_args=False)
+
+
+class Poisson(Likelihood):
+    """y | out ~ Poisson(exp(out)); log-rates above 30 are cut there."""
+
+    kind = "poisson"
+
+    def forward(self, out: Tensor) -> dist.Distribution:
+        return dist.Poisson(out.squeeze(-1).clamp(max=_MAX_LOG_RATE).exp(), validate_args=False)
+
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {c.kind: c for c in (Categorical, Bernoulli, Gaussian, Poisson)}
+
+
+def _base(fn: dist.Distribution) -> Any:
+    while isinstance(fn, dist.Independent | dist.MaskedDistribution | dist.ExpandedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+def kind_of(fn: dist.Distribution) -> str:
+    """The likelihood kind of an observed site's distribution."""
+    base = _base(fn)
+    for family, kind in (
+        (dist.Categorical, "categorical"),
+        (dist.OneHotCategorical, "categorical"),
+        (dist.Bernoulli, "bernoulli"),
+        (dist.Normal, "gaussian"),
+        (dist.Poisson, "poisson"),
+    ):
+        if isinstance(base, family):
+            return kind
+    raise TypeError(
+        f"the observed site is a {type(base).__name__}; predictions are defined for Categorical, Bernoulli, Normal "
+        "and Poisson"
+    )
+
+
+def parameters(fn: dist.Distribution) -> Tensor:
+    """Predictive parameters (B, K) of an observed site's distribution over B rows."""
+    base, kind = _base(fn), kind_of(fn)
+    if kind == "categorical":
+        return torch.log_softmax(base.logits, -1)
+    if kind == "bernoulli":
+        return base.logits.unsqueeze(-1)
+    if kind == "gaussian":
+        return torch.stack(torch.broadcast_tensors(base.loc, base.scale), -1)
+    return base.rate.log().unsqueeze(-1)
+
+
+def distribution(kind: str, out: Tensor) -> dist.Distribution:
+    """The distribution described by predictive parameters (..., B, K)."""
+    if kind == "categorical":
+        return dist.Categorical(logits=out)
+    if kind == "bernoulli":
+        return dist.Bernoulli(logits=out[..., 0])
+    if kind == "gaussian":
+        return dist.Normal(out[..., 0], out[..., 1])
+    if kind == "poisson":
+        return dist.Poisson(out[..., 0].exp())
+    raise ValueError(f"unknown likelihood {kind!r}; known are {', '.join(KINDS)}")

@@ -1,0 +1,41 @@
+"""What travels between a method's hooks, and the contract of the seven hooks.
+
+One method is one frozen dataclass. Its fields are the program and the hyper-parameters; all state is in trees.
+
+    init(key) -> server                          the server's first state
+    down(server, client) -> down                 what client `client` receives
+    join(down) -> own                            a client's first own state
+    local(down, own, data, key) -> Reply         the client's update: pure, no `.item()`, works under `vmap`
+    aggregate(server, ups, cohort) -> server     `ups`: every leaf (C, ...), in ascending client id
+    personal(down, own, data, key) -> theta      what the client predicts with (new clients: join, then personal)
+    predict(theta, x, key) -> (B, K)             predictive parameters of one posterior draw (see `likelihoods`)
+
+`methods.fedavg.FedAvg` defines all seven; every other method overrides some. The server sees `Reply.up` and nothing else
+of a client; everything random takes `key`. Class attributes: `guide` and `prior` are the defaults of the configuration,
+`pools` marks a method that is given all clients' rows at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .tree import Tree
+
+
+class Reply(NamedTuple):
+    """What `local` returns."""
+
+    up: Tree  # goes to the server
+    own: Tree  # stays on the client until its next round
+    info: Tree  # scalars for the log
+
+
+class Cohort(NamedTuple):
+    """The clients whose replies reached `aggregate`, in ascending id."""
+
+    ids: Tensor  # (C,) int64
+    n: Tensor  # (C,) training rows
+    key: Tensor  # () for a server step that draws
+    round: int  # from 1

@@ -1,0 +1,19 @@
+"""The methods, by the name they have in a configuration."""
+
+from .alone import Alone, Pooled
+from .fedavg import BayFL, FedAvg
+from .fedprox import FedProx
+from .mc_dropout import MCDropout
+from .meta_bayfl import MetaBayFL
+
+METHODS: dict[str, type[FedAvg]] = {
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "bayfl": BayFL,
+    "mc_dropout": MCDropout,
+    "meta_bayfl": MetaBayFL,
+    "alone": Alone,
+    "pooled": Pooled,
+}
+
+__all__ = ["METHODS", "Alone", "BayFL", "FedAvg", "FedProx", "MCDropout", "MetaBayFL", "Pooled"]

@@ -1,0 +1,124 @@
+"""Meta-BayFL: each client chooses its optimizer by trial on its own held-out rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from ..data import Data
+from ..fit import is_mapped, over
+from ..method import Reply
+from ..optim import Adam, Optimizer, with_rate
+from ..random import fold
+from ..tree import Tree, only, stack, where
+from .fedavg import BayFL
+
+
+@dataclass(frozen=True)
+class MetaBayFL(BayFL):
+    """Candidate optimizers run trial steps from the global posterior; the lowest held-out loss trains the client.
+
+    f_i = loss on d_n of w_g after `trial_epochs` epochs of candidate i on D_n minus d_n; eta_best = argmin f_i; then T
+    local epochs with eta_best. The server averages without weights. d_n is the last `holdout` of the client's own
+    training rows (their order is random), never test data.
+
+    Our reading where the paper is open: candidates train on D_n minus d_n and are scored on d_n, by the negative
+    log-likelihood over `score_draws` common draws (`score = "elbo"` adds KL / n); once a round (`every = "epoch"`: before
+    every local epoch); from w_g again after the choice (`restart = false` goes on from the winner's trial); on D_n minus
+    d_n (`train_on = "all"`: on D_n); a client predicts with its model after its local steps (`finetune`).
+
+    Reference: Rahman, Nguyen, 2026, algorithm 1.
+    """
+
+    optimizers: tuple[Optimizer, ...] = (Adam(1e-2), Adam(1e-3), Adam(1e-4))
+    holdout: float = 0.2
+    trial_epochs: float = 1.0
+    score: Literal["nll", "elbo"] = "nll"
+    score_draws: int = 4
+    every: Literal["round", "epoch"] = "round"
+    restart: bool = True
+    train_on: Literal["training", "all"] = "training"
+    weighting: Literal["rows", "uniform"] = "uniform"
+    finetune: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.optimizers:
+            raise ValueError("method.optimizers is empty: name at least one candidate, such as 'adam:1e-3'")
+        if not 0 < self.holdout < 1:
+            raise ValueError(f"method.holdout must be between 0 and 1, got {self.holdout}")
+        if self.schedule != "a":
+            raise ValueError("meta_bayfl chooses its rates; schedules belong to method.name = 'bayfl'")
+
+    def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
+        train, held = data.split(self.holdout)
+        rows = data if self.train_on == "all" else train
+        w, info = only(down, self.program.theta0), {}
+        stages = [self.epochs] if self.every == "round" else self._stages()
+        for t, epochs in enumerate(stages):
+            k = fold(key, t) if t else key
+            trials = self._trials(w, train, fold(k, "try"))  # leaves (candidates, ...)
+            f = self._scores(trials, held, data.n, fold(k, "score"))  # (candidates,)
+            best = torch.where(torch.isnan(f), torch.inf, f).argmin()
+            if not self.restart:
+                w = {name: v.index_select(0, best.reshape(1)).squeeze(0) for name, v in trials.items()}
+            w, info = self._train(w, rows, k, best, epochs)
+        info |= {f"trial{i}": f[i] for i in range(len(self.optimizers))}
+        return Reply(self.program.refresh(w, data), own, {**info, "choice": best})
+
+    def _stages(self) -> list[float]:
+        """One stage an epoch, the last one shorter where `epochs` is not whole."""
+        whole = int(self.epochs)
+        return [1.0] * whole + ([self.epochs - whole] if self.epochs > whole else [])
+
+    def _families(self) -> dict[Optimizer, list[int]]:
+        """Candidates that differ only in their rate, by position."""
+        families: dict[Optimizer, list[int]] = {}
+        for i, o in enumerate(self.optimizers):
+            families.setdefault(with_rate(o, 1.0), []).append(i)
+        return families
+
+    def _trials(self, w: Tree, train: Data, key: Tensor) -> Tree:
+        """The temporary models, stacked in the order of the candidates; all see the same batches and noise."""
+        rows: dict[int, Tree] = {}
+        for kind, members in self._families().items():
+
+            def trial(lr: Tensor, kind: Optimizer = kind) -> Tree:
+                o, epochs = with_rate(kind, lr), self.trial_epochs
+                return self.fit(self.program.parts, w, train, key, optimizer=o, epochs=epochs)[0]
+
+            out = over(trial, [float(self.optimizers[i].lr) for i in members], key)
+            rows |= {i: {k: v[j] for k, v in out.items()} for j, i in enumerate(members)}
+        return stack([rows[i] for i in range(len(rows))])
+
+    def _scores(self, trials: Tree, held: Data, n: Tensor, key: Tensor) -> Tensor:
+        batch = held.take(torch.arange(len(held.x), device=key.device), torch.ones_like(held.y, dtype=torch.bool))
+        batch = batch._replace(n=n)
+
+        def score(theta: Tree) -> Tensor:
+            draws = [self.program.parts(theta, batch, fold(key, s)) for s in range(self.score_draws)]
+            return torch.stack([loss if self.score == "elbo" else parts["nll"] for loss, parts in draws]).mean()
+
+        if is_mapped(key):
+            return vmap(score)(trials)
+        with torch.no_grad():
+            return torch.stack([score({k: v[i] for k, v in trials.items()}) for i in range(len(self.optimizers))])
+
+    def _train(self, w: Tree, rows: Data, key: Tensor, best: Tensor, epochs: float) -> tuple[Tree, Tree]:
+        """The local epochs with the chosen optimizer; where families differ under `vmap`, each runs and one is kept."""
+        rates = torch.tensor([float(o.lr) for o in self.optimizers], device=key.device)
+        out: tuple[Tree, Tree] | None = None
+        for kind, members in self._families().items():
+            chosen = (best == torch.tensor(members, device=key.device)).any()
+            if not is_mapped(best) and not chosen:
+                continue
+            new = self.fit(self.program.parts, w, rows, key, optimizer=with_rate(kind, rates[best]), epochs=epochs)
+            out = new if out is None else (where(chosen, new[0], out[0]), where(chosen, new[1], out[1]))
+        assert out is not None
+        return out[0], {**out[1], "rate": rates[best]}
+
+

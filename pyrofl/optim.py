@@ -1,0 +1,116 @@
+"""Optimizers as values: `init` and `update` on trees, so that a candidate optimizer can be mapped over and compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .names import nearest
+from .tree import Tree, pack, part, tmap, zeros
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Common fields: `lr` is the step size, `decay` the L2 penalty's weight, added to the gradient."""
+
+    lr: float | Tensor = 0.1
+    decay: float = 0.0
+
+    def init(self, theta: Tree) -> Tree:
+        """The optimizer's state for parameters `theta`."""
+        return {}
+
+    def update(self, gradient: Tree, state: Tree, theta: Tree) -> tuple[Tree, Tree]:
+        """(new parameters, new state) after one step."""
+        raise NotImplementedError(f"{type(self).__name__} must define update")
+
+    def _penalised(self, gradient: Tree, theta: Tree) -> Tree:
+        return tmap(lambda g, p: g + self.decay * p, gradient, theta) if self.decay else gradient
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """theta <- theta - lr * m, m <- momentum * m + g."""
+
+    momentum: float = 0.0
+
+    def init(self, theta: Tree) -> Tree:
+        return pack(m=zeros(theta)) if self.momentum else {}
+
+    def update(self, gradient: Tree, state: Tree, theta: Tree) -> tuple[Tree, Tree]:
+        g = self._penalised(gradient, theta)
+        if self.momentum:
+            g = tmap(lambda m, d: self.momentum * m + d, part(state, "m"), g)
+            state = pack(m=g)
+        return tmap(lambda p, d: p - self.lr * d, theta, g), state
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """theta <- theta - lr * mhat / (sqrt(vhat) + eps).
+
+    Reference: Kingma, Ba, "Adam: a method for stochastic optimization", 2015, algorithm 1.
+    """
+
+    lr: float | Tensor = 1e-2
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+
+    def init(self, theta: Tree) -> Tree:
+        first = next(iter(theta.values()))
+        return {**pack(m=zeros(theta), v=zeros(theta)), "t": first.new_zeros(())}
+
+    def update(self, gradient: Tree, state: Tree, theta: Tree) -> tuple[Tree, Tree]:
+        g, t = self._penalised(gradient, theta), state["t"] + 1
+        m = tmap(lambda m, d: torch.lerp(m, d, 1 - self.b1), part(state, "m"), g)
+        v = tmap(lambda v, d: self.b2 * v + (1 - self.b2) * d * d, part(state, "v"), g)
+        size, root = self.lr / (1 - self.b1**t), (1 - self.b2**t).sqrt()
+        step = lambda p, m, v: p - size * (m / (v.sqrt() / root + self.eps))
+        return tmap(step, theta, m, v), {**pack(m=m, v=v), "t": t}
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam}
+
+
+def parse(text: str) -> Optimizer:
+    """`"adam:1e-2"` or `"sgd:0.1,momentum=0.9,decay=1e-4"`: name, rate, then any other field by name."""
+    name, _, rest = text.partition(":")
+    kind = OPTIMIZERS.get(name.strip())
+    if kind is None:
+        raise ValueError(f"optimizer {text!r}: unknown name {name!r}{nearest(name, OPTIMIZERS)}")
+    if not rest:
+        raise ValueError(f"optimizer {text!r}: the rate is missing; write for example {name}:1e-2")
+    rate, *others = rest.split(",")
+    known = {f.name for f in fields(kind)}
+    values: dict[str, float] = {}
+    for key, value in [("lr", rate), *(o.partition("=")[::2] for o in others)]:
+        if key.strip() not in known:
+            raise ValueError(f"optimizer {text!r}: unknown field {key.strip()!r}{nearest(key.strip(), known)}")
+        try:
+            values[key.strip()] = float(value)
+        except ValueError:
+            raise ValueError(f"optimizer {text!r}: {key.strip()} = {value.strip()!r} is not a number") from None
+    if not 0 < values["lr"] < float("inf"):
+        raise ValueError(f"optimizer {text!r}: the rate must be positive and finite")
+    return kind(**values)
+
+
+def render(optimizer: Optimizer) -> str:
+    """The text that `parse` reads back: `parse(render(o)) == o`."""
+    name = next(n for n, kind in OPTIMIZERS.items() if type(optimizer) is kind)
+    default: Any = type(optimizer)()
+    rest = [
+        f"{f.name}={getattr(optimizer, f.name):g}"
+        for f in fields(optimizer)
+        if f.name != "lr" and getattr(optimizer, f.name) != getattr(default, f.name)
+    ]
+    return ",".join([f"{name}:{optimizer.lr!r}", *rest])
+
+
+def with_rate(optimizer: Optimizer, lr: float | Tensor) -> Optimizer:
+    """The same optimizer with another rate, which may be a tensor."""
+    return replace(optimizer, lr=lr)

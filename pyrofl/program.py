@@ -1,0 +1,367 @@
+"""Program: a Pyro model and its guide as pure functions of named tensors.
+
+`loss` is the negative ELBO of stochastic variational inference. A mean-field Normal or Delta guide over a lifted network
+takes the fast path (`fastpath`); everything else is traced by Pyro's own handlers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_feasible, init_to_value
+from pyro.infer.autoguide.initialization import InitMessenger
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.distributions import constraints, transform_to
+from torch.func import functional_call
+
+from . import likelihoods, random
+from .bayesian import NORMS, BatchNorm, Bayesian, Dropout, forward_pass, purify_
+from .data import Batch, Data
+from .fastpath import FastPath, divergence
+from .guides import Normal
+from .handlers import keyed, latents, localise_, quiet, reprior, standard_noise
+from .meanfield import Posterior
+from .tree import Ravel, Tree
+
+_JITTER = 0.1  # spread of initial locations where the model states no initial value
+_LOC, _SCALE = "guide.locs.", "guide.scales."
+
+
+class _Joint(nn.Module):
+    """Model and guide under one root, so that one `functional_call` swaps the tensors of both."""
+
+    def __init__(self, model: PyroModule, guide: nn.Module):
+        super().__init__()
+        self.model, self.guide = model, guide
+
+    def forward(self, run: Callable[[PyroModule, nn.Module], Any]) -> Any:
+        return run(self.model, self.guide)
+
+
+class Program:
+    """A Pyro model `model(x (B, ...), y (B,) | None)` with one observed site, and an autoguide.
+
+    `guide(model, init_loc_fn=...)` builds the guide. `x`, `y` are a few example rows: the model is traced on them once,
+    with Pyro's validation on, so that its own shape errors reach the user here. `kl` is "closed" (the KL in closed form
+    where both densities allow it, as in Pyro's TraceMeanField_ELBO) or "draw" (log q - log p at the draw, as in
+    Trace_ELBO). A step averages over `particles` draws.
+    """
+
+    def __init__(
+        self,
+        model: PyroModule,
+        x: Tensor,
+        y: Tensor,
+        *,
+        guide: Callable[..., Any] = Normal,
+        kl: str = "closed",
+        particles: int = 1,
+    ):
+        if kl not in ("closed", "draw"):
+            raise ValueError(f'kl must be "closed" or "draw", got {kl!r}')
+        if particles < 1:
+            raise ValueError(f"particles must be at least 1, got {particles}")
+        if not isinstance(model, PyroModule):
+            name = type(model).__name__
+            raise TypeError(f"{name} is not a PyroModule: lift a network with Bayesian(net, prior, likelihood)")
+        self.closed, self.particles, self._example = kl == "closed", particles, (x, y)
+        self.model = copy.deepcopy(model)
+        if not isinstance(model, Bayesian):
+            purify_(self.model)
+        localise_(self.model)
+        weights = model.weights if isinstance(model, Bayesian) else ()
+        self._start = {w.site: w.value for w in weights}
+        self._guide = guide
+        self.observed = self._check(x, y)
+        self.guide = self._build_guide(self.model)
+        self._joint = _Joint(self.model, self.guide)
+        self._norms = {p for p, m in self.model.named_modules() if isinstance(m, NORMS)}
+        batch_norms = [p for p, m in self.model.named_modules() if isinstance(m, BatchNorm)]
+        named = dict(self._joint.named_parameters())
+        self.trainable = frozenset(named)
+        self.buffers = frozenset(f"model.{p}.{s}" for p in batch_norms for s in ("running_mean", "running_var"))
+        named.update({k: v for k, v in self._joint.named_buffers() if k in self.buffers})
+        self.theta0: Tree = {k: v.detach().clone() for k, v in named.items()}
+        self.has_dropout = any(isinstance(m, Dropout) for m in self.model.modules())
+        self._aux = self._mean_field_sites()
+        self._fast = FastPath.of(self)
+        self._check_loss(x, y)
+
+    # ------------------------------------------------------------------ checks, once
+
+    def _build_guide(self, model: PyroModule) -> Any:
+        with _own_stream():
+            guide = self._guide(poutine.block(model, hide=[self.observed]), init_loc_fn=self._start_at())
+            guide(*self._example)
+        return guide
+
+    def _start_at(self) -> Callable[..., Any]:
+        return init_to_value(values=self._start, fallback=init_to_feasible)
+
+    def _check(self, x: Tensor, y: Tensor) -> str:
+        """Trace the model with validation on; returns the name of its observed site."""
+        started = InitMessenger(self._start_at())(self.model)
+        everything = torch.ones_like(y, dtype=torch.bool)
+        with _own_stream(), pyro.validation_enabled(True), forward_pass(rows=everything):
+            trace = poutine.trace(started).get_trace(x, y)
+        seen = [n for n in trace.observation_nodes if trace.nodes[n]["type"] == "sample"]
+        if len(seen) != 1:
+            raise ValueError(
+                f"the model must observe one site, it observes {len(seen)} ({', '.join(seen) or 'none'}): write "
+                "pyro.sample('y', ..., obs=y) once, inside pyro.plate('data', len(x))"
+            )
+        fn = trace.nodes[seen[0]]["fn"]
+        self.kind = likelihoods.kind_of(fn)
+        if fn.batch_shape != (len(x),):
+            shape = tuple(fn.batch_shape)
+            raise ValueError(f"site {seen[0]!r} has batch shape {shape}; it must be ({len(x)},), one entry a row")
+        width = likelihoods.parameters(fn).shape[-1]
+        if self.kind == "categorical" and not bool(((y >= 0) & (y < width)).all()):
+            raise ValueError(f"labels go from {int(y.min())} to {int(y.max())}, but the model has {width} outputs")
+        for name in latents(trace):
+            rows = trace.nodes[seen[0]]["cond_indep_stack"]
+            if any(frame in rows for frame in trace.nodes[name]["cond_indep_stack"]):
+                raise ValueError(f"site {name!r} is a latent of every row: only latents shared by all rows can travel")
+        return seen[0]
+
+    def _check_loss(self, x: Tensor, y: Tensor) -> None:
+        live = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        batch, key = Batch(x, y, torch.tensor(len(x), device=x.device), live, live), random.root(0).to(x.device)
+        moved = {k: v + 0.01 if k in self.trainable else v for k, v in self.theta0.items()}
+        with torch.no_grad():
+            if torch.equal(self.loss(self.theta0, batch, key), self.loss(moved, batch, key)):
+                raise ValueError("the loss does not move with the guide's parameters: does the model use its sites?")
+
+    def _mean_field_sites(self) -> dict[str, torch.Size]:
+        """Latent site -> unconstrained shape, where the guide is an AutoNormal; empty for other guides."""
+        if not isinstance(self.guide, AutoNormal):
+            return {}
+        return {s: self.theta0[self.loc_name(s)].shape for s in self.guide.prototype_trace.stochastic_nodes}
+
+    # ------------------------------------------------------------------ names
+
+    def loc_name(self, site: str) -> str:
+        """Name in the tree of a site's location."""
+        if isinstance(self.guide, AutoNormal):
+            return f"{_LOC}{site}_unconstrained"
+        plain = f"guide.{site}"
+        return plain if plain in self.theta0 else f"{plain}_unconstrained"
+
+    def scale_name(self, site: str) -> str:
+        """Name in the tree of a site's unconstrained scale (mean-field guides)."""
+        return f"{_SCALE}{site}_unconstrained"
+
+    def path(self, name: str) -> str:
+        """The model's own path of a tensor of the tree: "net.head.weight" for its location, scale or point."""
+        for head in (_LOC, _SCALE, "guide.", "model."):
+            if name.startswith(head):
+                return name.removeprefix(head).removesuffix("_unconstrained")
+        return name
+
+    def names(self, where: str) -> frozenset[str]:
+        """Names in the tree of the network's "head", "body" or "norm" (by module type, never by substring)."""
+        if where == "norm":
+            found = {k for k in self.theta0 if self.path(k).rpartition(".")[0] in self._norms}
+        else:
+            found = {k for k in self.theta0 if self.path(k).removeprefix("net.").startswith(f"{where}.")}
+        if not found:
+            need = "normalisation layer" if where == "norm" else f"attribute .{where} with parameters"
+            raise ValueError(f"names({where!r}): the network has no {need}, or its guide does not keep sites apart")
+        return frozenset(found)
+
+    # ------------------------------------------------------------------ pure functions
+
+    def init(self, key: Tensor) -> Tree:
+        """Initial guide parameters: locations drawn from `key` with the mean and spread of the network's own start.
+
+        A tensor that the network starts at a constant (zero biases, unit norm scales) stays there, and so do the scales
+        of the guide and the running statistics.
+        """
+        return {k: self._initial(k, v, random.fold(key, k)) for k, v in self.theta0.items()}
+
+    def _initial(self, name: str, value: Tensor, key: Tensor) -> Tensor:
+        if name in self.buffers or name.startswith((_SCALE, "model.likelihood.")) or name.startswith("guide.locs.prior."):
+            return value.clone()
+        noise = random.normal(key.to(value.device), value.shape, value.dtype)
+        if self.path(name) not in self._start and not name.startswith("model."):
+            return value + _JITTER * noise
+        spread = value.std() if value.numel() > 1 else value.new_zeros(())
+        return torch.where(spread > 0, value.mean() + spread * noise, value)
+
+    def loss(self, theta: Tree, batch: Batch, key: Tensor, prior: Tree | None = None) -> Tensor:
+        """-ELBO / n from one batch, a scalar in nats per row: mean of -log p(y | x, w) over the live rows, + KL(q||p)/n.
+
+        `prior` (`site/loc`, `site/scale`; see `as_prior`) replaces the priors it names.
+        """
+        return self.parts(theta, batch, key, prior)[0]
+
+    def parts(self, theta: Tree, batch: Batch, key: Tensor, prior: Tree | None = None) -> tuple[Tensor, Tree]:
+        """The loss and, detached, its two parts `nll` and `kl`, all in nats per row."""
+        elbo = self._fast.elbo if self._fast is not None else self.traced_elbo
+        keys = [key] if self.particles == 1 else [random.fold(key, s) for s in range(self.particles)]
+        draws = [elbo(theta, batch, k, prior) for k in keys]
+        nll = sum(a for a, _ in draws) / (len(keys) * batch.live.sum().clamp_min(1))
+        kl = sum(b for _, b in draws) / (len(keys) * batch.n.clamp_min(1))
+        return nll + kl, {"nll": nll.detach(), "kl": kl.detach()}
+
+    def traced_elbo(self, theta: Tree, batch: Batch, key: Tensor, prior: Tree | None = None) -> tuple[Tensor, Tensor]:
+        """(-log-likelihood summed over the live rows, KL) in nats, by Pyro's traces: the oracle of the fast path."""
+
+        def run(model: PyroModule, guide: nn.Module) -> tuple[Tensor, Tensor]:
+            with keyed(random.fold(key, "guide"), self._noise(key)):
+                q = poutine.trace(guide).get_trace(batch.x, batch.y)
+            with forward_pass(key, batch.distinct), reprior(prior or {}):
+                p = poutine.trace(poutine.replay(model, q)).get_trace(batch.x, batch.y)
+            p.compute_log_prob()
+            loglik = p.nodes[self.observed]["unscaled_log_prob"]  # (B,)
+            return -torch.where(batch.live, loglik, 0.0).sum(), self._kl(q, p)
+
+        return self._call(theta, run)
+
+    def _kl(self, q: Any, p: Any) -> Tensor:
+        """KL(q || p) of two traces, site by site."""
+        q.compute_log_prob()
+        total, done = [], set()
+        for name in latents(p):
+            prior, mine = p.nodes[name]["fn"], q.nodes.get(f"{name}_unconstrained", q.nodes[name])
+            if self.closed and _is_real(prior.support) and not isinstance(mine["fn"], pyro.distributions.Delta):
+                total.append(divergence(mine["fn"], prior, p.nodes[name]["value"], closed=True))
+                done |= {name, f"{name}_unconstrained"}
+            else:
+                total.append(-p.nodes[name]["unscaled_log_prob"].sum())
+        total += [q.nodes[n]["unscaled_log_prob"].sum() for n in latents(q) if n not in done]
+        return torch.stack([torch.as_tensor(t) for t in total]).sum()
+
+    def predict(self, theta: Tree, x: Tensor, key: Tensor | None, *, dropout: bool = False) -> Tensor:
+        """Predictive parameters (B, K) of one posterior draw (see `likelihoods`); `key=None`: at the posterior mean."""
+        if self._fast is not None:
+            return self._fast.predict(theta, x, key, dropout=dropout)
+        y = self._example[1][:1].to(x.device).expand(len(x))
+
+        def run(model: PyroModule, guide: nn.Module) -> Tensor:
+            with keyed(random.fold(random.root(0) if key is None else key, "guide"), self._noise(key)):
+                q = poutine.trace(guide).get_trace(x, y)
+            with forward_pass(key if dropout else None):
+                p = poutine.trace(poutine.replay(model, q)).get_trace(x, y)
+            return likelihoods.parameters(p.nodes[self.observed]["fn"])
+
+        return self._call(theta, run)
+
+    def _noise(self, key: Tensor | None) -> Tree:
+        """The standard normals of every latent site of a mean-field guide, from one draw; zeros for key=None."""
+        if not self._aux:
+            return {}
+        like = {f"{s}_unconstrained": self.theta0[self.loc_name(s)] for s in self._aux}
+        ravel = Ravel(like)
+        flat = ravel.flat(like)
+        return ravel.tree(torch.zeros_like(flat) if key is None else standard_noise(key, flat))
+
+    def _call(self, theta: Tree, run: Callable[..., Any]) -> Any:
+        with quiet():
+            return functional_call(self._joint, theta, (run,))
+
+    def refresh(self, theta: Tree, data: Data, *, size: int = 256) -> Tree:
+        """`theta` with its batch-norm statistics recomputed over the client's rows at the posterior mean.
+
+        Rows go through in chunks of `size`; the chunks' means and variances are pooled exactly, layer by layer.
+        """
+        if not self.buffers:
+            return theta
+        sums: dict[str, list[Tensor]] = {}
+        for batch in data.chunks(size):
+            for layer, (mean, var) in self._statistics(theta, batch).items():
+                w = batch.live.sum()
+                old = sums.setdefault(layer, [torch.zeros_like(mean), torch.zeros_like(mean), torch.zeros_like(w)])
+                for i, v in enumerate((w * mean, w * (var + mean.square()), w)):
+                    old[i] = old[i] + v
+        out = dict(theta)
+        for layer, (first, second, w) in sums.items():
+            mean = first / w.clamp_min(1)
+            for stat, v in (("running_mean", mean), ("running_var", second / w.clamp_min(1) - mean.square())):
+                name = self._buffer(layer, stat)
+                out[name] = torch.where(w > 0, v.clamp_min(0) if stat == "running_var" else v, theta[name])
+        return out
+
+    def _buffer(self, layer: str, stat: str) -> str:
+        found = [k for k in self.buffers if k in (f"model.net.{layer}.{stat}", f"model.{layer}.{stat}")]
+        return found[0]
+
+    def _statistics(self, theta: Tree, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        def run(model: PyroModule, guide: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+            with keyed(random.root(0), self._noise(None)):
+                q = poutine.trace(guide).get_trace(batch.x, batch.y)
+            with forward_pass(rows=batch.live) as now:
+                poutine.replay(model, q)(batch.x, batch.y)
+            return now.statistics
+
+        return self._call(theta, run)
+
+    # ------------------------------------------------------------------ posteriors
+
+    def posterior(self, theta: Tree) -> Posterior:
+        """site -> (loc, scale) of the guide, in unconstrained space; the scale of a point mass is 0."""
+        if isinstance(self.guide, AutoDelta):
+            return {s: (theta[self.loc_name(s)], torch.zeros_like(theta[self.loc_name(s)])) for s in self.sites}
+        self._need_mean_field("posterior")
+        to_scale = transform_to(self.guide.scale_constraint)
+        return {s: (theta[self.loc_name(s)], to_scale(theta[self.scale_name(s)])) for s in self.sites}
+
+    def guide_of(self, q: Posterior) -> Tree:
+        """The guide's parameters of a posterior: the inverse of `posterior`."""
+        self._need_mean_field("guide_of")
+        inverse = transform_to(self.guide.scale_constraint).inv
+        locs = {self.loc_name(s): loc for s, (loc, _) in q.items()}
+        return {**locs, **{self.scale_name(s): inverse(scale) for s, (_, scale) in q.items()}}
+
+    def as_prior(self, q: Posterior) -> Tree:
+        """The `prior` argument of `loss` that makes every prior equal to q: `site/loc` and `site/scale`."""
+        return {f"{s}/{p}": v for s, pair in q.items() for p, v in zip(("loc", "scale"), pair)}
+
+    def prior_posterior(self) -> Posterior | None:
+        """The declared priors as {site: (loc, scale)} where all are Normal, else None."""
+        if self._fast is None or self._fast.gaussian is None:
+            return None
+        ravel = Ravel({s: self.theta0[self.loc_name(s)] for s in self.sites})
+        loc, scale = (ravel.tree(v.expand(sum(ravel.sizes)).contiguous()) for v in self._fast.gaussian)
+        return {s: (loc[s], scale[s]) for s in loc}
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The latent sites, in the order of the model."""
+        return tuple(self.guide.prototype_trace.stochastic_nodes)
+
+    def _need_mean_field(self, what: str) -> None:
+        if not isinstance(self.guide, AutoNormal):
+            kind = type(self.guide).__name__
+            raise TypeError(f"{what} needs a mean-field Normal guide, this one is {kind}; use guide = 'normal'")
+
+    def to_pyro(self, theta: Tree) -> tuple[PyroModule, nn.Module]:
+        """An ordinary Pyro model and guide that hold `theta`, for `Predictive`, notebooks and ArviZ; copies."""
+        model = copy.deepcopy(self.model)
+        joint = _Joint(model, self._build_guide(model))
+        tensors = dict(joint.named_parameters()) | dict(joint.named_buffers())
+        with torch.no_grad():
+            for name, value in theta.items():
+                tensors[name].copy_(value)
+        return joint.model, joint.guide
+
+
+@contextmanager
+def _own_stream() -> Iterator[None]:
+    """Module-local parameters, and a forked generator: guides that start from a draw of the prior start alike."""
+    with pyro.settings.context(module_local_params=True), torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(0)
+        yield
+
+
+def _is_real(support: Any) -> bool:
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    return support is constraints.real

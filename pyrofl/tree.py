@@ -1,0 +1,140 @@
+"""Named-tensor algebra: every state of the library is a flat `Tree = dict[str, Tensor]`.
+
+Guide parameters, control variates, personal heads, prior hyper-parameters and messages are all trees: one
+representation that `functional_call` takes, `vmap` batches, safetensors stores and Flower's `ArrayRecord` carries.
+Functions return new trees and never change their arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+
+
+def tmap(f: Callable[..., Tensor], *trees: Tree) -> Tree:
+    """`f` on the tensors of the same name; all trees must hold the same names."""
+    first = trees[0]
+    for other in trees[1:]:
+        if other.keys() != first.keys():
+            odd = sorted(first.keys() ^ other.keys())
+            raise KeyError(f"trees differ in {len(odd)} names, the first is {odd[0]!r}")
+    return {k: f(*(t[k] for t in trees)) for k in first}
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    return tmap(torch.add, a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    return tmap(torch.sub, a, b)
+
+
+def scale(a: Tree, c: float | Tensor) -> Tree:
+    return tmap(lambda v: v * c, a)
+
+
+def zeros(a: Tree) -> Tree:
+    return tmap(torch.zeros_like, a)
+
+
+def where(condition: Tensor, a: Tree, b: Tree) -> Tree:
+    """`a` where the scalar condition holds, else `b`; NaN on the other side does not leak."""
+    return tmap(lambda x, y: torch.where(condition, x, y), a, b)
+
+
+def sqnorm(a: Tree) -> Tensor:
+    """Squared Euclidean norm over all tensors, a scalar."""
+    return torch.stack([v.square().sum() for v in a.values()]).sum()
+
+
+def only(a: Tree, names: Collection[str]) -> Tree:
+    return {k: v for k, v in a.items() if k in names}
+
+
+def without(a: Tree, names: Collection[str]) -> Tree:
+    return {k: v for k, v in a.items() if k not in names}
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """C trees of leaves (...) as one tree of leaves (C, ...)."""
+    return {k: torch.stack([t[k] for t in trees]) for k in trees[0]}
+
+
+def unstack(a: Tree, index: int) -> Tree:
+    return {k: v[index] for k, v in a.items()}
+
+
+def mean(a: Tree, weights: Tensor) -> Tree:
+    """Weighted mean over the leading client axis: (C, ...) -> (...).
+
+    `weights` (C,) need not sum to one. Integer leaves (counters) keep their dtype: the mean is rounded.
+    """
+    total = weights.sum()
+
+    def one(v: Tensor) -> Tensor:
+        real = v if v.is_floating_point() else v.double()
+        out = torch.tensordot((weights / total).to(real), real, 1)
+        return out if v.is_floating_point() else out.round().to(v.dtype)
+
+    return tmap(one, a)
+
+
+def pack(**parts: Tree) -> Tree:
+    """`pack(x=a, c=b)`: one flat tree with the names `x/...` and `c/...`; `part` takes it apart."""
+    return {f"{p}/{k}": v for p, t in parts.items() for k, v in t.items()}
+
+
+def part(a: Tree, name: str) -> Tree:
+    """The sub-tree that `pack` stored under `name`."""
+    head = name + "/"
+    return {k[len(head) :]: v for k, v in a.items() if k.startswith(head)}
+
+
+def nbytes(a: Tree) -> int:
+    """Bytes of all tensors, as they would travel uncompressed."""
+    return sum(v.numel() * v.element_size() for v in a.values())
+
+
+def equal(a: Tree, b: Tree) -> bool:
+    """Same names in any order, shapes, dtypes and bits (NaN equals NaN)."""
+    if a.keys() != b.keys():
+        return False
+    return all(a[k].dtype == b[k].dtype and torch.equal(_bits(a[k]), _bits(b[k])) for k in a)
+
+
+def _bits(v: Tensor) -> Tensor:
+    return v.detach().contiguous().flatten().view(torch.uint8)
+
+
+class Ravel:
+    """One flat vector (P,) for the tensors of a tree, and back by views.
+
+    An optimizer step on one long vector costs a handful of kernels instead of a handful per tensor.
+    """
+
+    def __init__(self, like: Tree):
+        dtypes = {v.dtype for v in like.values()}
+        if len(dtypes) > 1:
+            raise TypeError(f"trainable tensors must share one dtype, got {sorted(map(str, dtypes))}")
+        self.names = tuple(like)
+        self.shapes = tuple(v.shape for v in like.values())
+        self.sizes = [v.numel() for v in like.values()]
+
+    def flat(self, a: Tree) -> Tensor:
+        return torch.cat([a[k].reshape(-1) for k in self.names])  # (P,)
+
+    def tree(self, flat: Tensor) -> Tree:
+        pieces = torch.split(flat, self.sizes)
+        return {k: v.view(s) for k, v, s in zip(self.names, pieces, self.shapes)}
+
+    def name_at(self, position: int) -> str:
+        """Name of the tensor that holds the given position of the flat vector."""
+        for name, size in zip(self.names, self.sizes):
+            if position < size:
+                return name
+            position -= size
+        raise IndexError(f"position {position} is beyond the flat vector")
