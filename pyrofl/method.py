@@ -10,6 +10,11 @@ One method is one frozen dataclass. Its fields are the program and the hyper-par
     personal(down, own, data, key) -> theta      what the client predicts with (new clients: join, then personal)
     predict(theta, x, key) -> (B, K)             predictive parameters of one posterior draw (see `likelihoods`)
 
+Two declarations go with them, for the gate and for the evaluation:
+
+    message(down) -> Tree                        a tree with the names, shapes and dtypes of the client's `Reply.up`
+    common(server) -> theta | None               the server's own model, None where there is none
+
 `methods.fedavg.FedAvg` defines all seven; every other method overrides some. The server sees `Reply.up` and nothing else
 of a client; everything random takes `key`. Class attributes: `guide` and `prior` are the defaults of the configuration,
 `pools` marks a method that is given all clients' rows at once.

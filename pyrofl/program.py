@@ -337,8 +337,13 @@ class Program:
         """The latent sites, in the order of the model."""
         return tuple(self.guide.prototype_trace.stochastic_nodes)
 
+    @property
+    def mean_field(self) -> bool:
+        """Whether the guide is a product of Normals, with a location and a scale for every site."""
+        return isinstance(self.guide, AutoNormal)
+
     def _need_mean_field(self, what: str) -> None:
-        if not isinstance(self.guide, AutoNormal):
+        if not self.mean_field:
             kind = type(self.guide).__name__
             raise TypeError(f"{what} needs a mean-field Normal guide, this one is {kind}; use guide = 'normal'")
 

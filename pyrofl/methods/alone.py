@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from ..data import Data
 from ..method import Cohort, Reply
 from ..random import root
 from ..tree import Tree, where
-from .fedavg import FedAvg
+from .fedavg import FedAvg, Pooling
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,18 @@ class Alone(FedAvg):
     """
 
     seed: int = 0  # of the initial model, taken from the run
+    weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # nothing is averaged
+    pooling: Pooling = field(default="scale", init=False, repr=False)
+    finetune: bool = field(default=False, init=False, repr=False)
 
     def init(self, key: Tensor) -> Tree:
         return {}
+
+    def message(self, down: Tree) -> Tree:
+        return {}
+
+    def common(self, server: Tree) -> Tree | None:
+        return None
 
     def join(self, down: Tree) -> Tree:
         return self.program.init(root(self.seed))
@@ -47,5 +56,9 @@ class Alone(FedAvg):
 @dataclass(frozen=True)
 class Pooled(FedAvg):
     """One model trained on all clients' rows together: what federation gives up, not a federated method."""
+
+    weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # there is one model
+    pooling: Pooling = field(default="scale", init=False, repr=False)
+    finetune: bool = field(default=False, init=False, repr=False)
 
     pools: ClassVar[bool] = True

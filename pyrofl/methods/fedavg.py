@@ -49,7 +49,9 @@ class FedAvg:
             raise ValueError(f"method.epochs must be positive, got {self.epochs}")
         if self.size < 1:
             raise ValueError(f"method.size must be at least 1 row, got {self.size}")
-        if self.pooling == "product" and self.program.mean_field and self.program.prior_posterior() is None:
+        if self.pooling != "scale" and not self.program.mean_field:
+            raise ValueError(f"method.pooling = {self.pooling!r} pools scales, and a point guide has none; use guide = 'normal'")
+        if self.pooling == "product" and self.program.prior_posterior() is None:
             raise ValueError("method.pooling = 'product' counts the prior once, so it needs Gaussian priors")
 
     def init(self, key: Tensor) -> Tree:
@@ -57,6 +59,12 @@ class FedAvg:
 
     def down(self, server: Tree, client: int) -> Tree:
         return server
+
+    def message(self, down: Tree) -> Tree:
+        return only(down, self.program.theta0)
+
+    def common(self, server: Tree) -> Tree | None:
+        return only(server, self.program.theta0)
 
     def join(self, down: Tree) -> Tree:
         return {}

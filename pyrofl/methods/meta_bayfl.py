@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -44,6 +44,9 @@ class MetaBayFL(BayFL):
     train_on: Literal["training", "all"] = "training"
     weighting: Literal["rows", "uniform"] = "uniform"
     finetune: bool = True
+    optimizer: Optimizer = field(default=Adam(1e-2), init=False, repr=False)  # the candidates take its place
+    schedule: Literal["a"] = field(default="a", init=False, repr=False)
+    rounds: int = field(default=1, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,8 +54,6 @@ class MetaBayFL(BayFL):
             raise ValueError("method.optimizers is empty: name at least one candidate, such as 'adam:1e-3'")
         if not 0 < self.holdout < 1:
             raise ValueError(f"method.holdout must be between 0 and 1, got {self.holdout}")
-        if self.schedule != "a":
-            raise ValueError("meta_bayfl chooses its rates; schedules belong to method.name = 'bayfl'")
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
         train, held = data.split(self.holdout)

@@ -1,0 +1,204 @@
+"""From a configuration to a run: data, network, prior, likelihood, guide, program, method, engine."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pyro.nn import PyroModule
+from torch import nn
+
+from . import config as conf
+from .bayesian import Bayesian, Prior
+from .config import Config, ConfigError, Evaluation, Table
+from .data import Dataset, Federation
+from .datasets import DATASETS
+from .engines import choose
+from .federation import federate
+from .gate import Outliers
+from .guides import GUIDES
+from .likelihoods import LIKELIHOODS
+from .methods import METHODS
+from .methods.fedavg import FedAvg
+from .priors import PRIORS
+from .program import Program
+from .random import fold, root
+from .run import Observer, Participation, Run
+from .store import RunDirectory, load_tree
+
+_LIFT = ("points",)  # keys of `prior` that say which parameters have none
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """Everything a run is made of, with the configuration in full."""
+
+    config: Config
+    federation: Federation
+    method: FedAvg
+    device: torch.device
+
+    def run(self, directory: RunDirectory | None = None, observer: Observer | None = None) -> Run:
+        """The run, on a directory or in memory only."""
+        c = self.config
+        engine, why = choose(c.engine, self.method.program, self.device)
+        start = load_tree(_server_file(c.start), "cpu")[0] if c.start else None
+        run = Run(
+            self.method,
+            self.federation,
+            engine=engine,
+            rounds=c.rounds,
+            seed=c.seed,
+            cohort=Participation(**c.cohort),
+            evaluation=Evaluation(**c.evaluate),
+            outliers=Outliers(**c.outliers),
+            on_error=c.on_error,
+            directory=directory,
+            identity=c.identity(),
+            start=start,
+            device=self.device,
+            observer=observer,
+        )
+        run.observer.note(f"engine: {engine.name} ({why}); device: {self.device}")
+        return run
+
+
+def assemble(config: Config, *, data_root: Path | None = None, observer: Observer | None = None) -> Assembled:
+    """Build everything a configuration names; each table is checked as it is built."""
+    device = _device(config.device)
+    dataset, federation, data = _federation(config, data_root, observer or Observer())
+    federation = precise(federation, getattr(torch, config.precision))
+    method_class = conf.resolve(config.method["name"], METHODS, "method")
+    program, tables = _program(config, dataset, federation, method_class, device)
+    given = {"program": program, "clients": len(federation), "rounds": config.rounds, "seed": config.seed}
+    method, method_table = conf.build(config.method, METHODS, where="method", given=given)
+    checked: Mapping[str, Callable[..., Any]] = {"cohort": Participation, "evaluate": Evaluation, "outliers": Outliers}
+    tables |= {k: _checked(cls, getattr(config, k), k) for k, cls in checked.items()}
+    full = replace(config, data=data, method=method_table, **tables)
+    choose(config.engine, program, device)
+    return Assembled(full, federation, method, device)
+
+
+def _checked(target: Callable[..., Any], table: Table, where: str) -> Table:
+    keywords = conf.arguments(target, table, where=where)
+    try:
+        target(**keywords)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return {k: v for k, v in conf.defaults(target, keywords, {}).items() if v is not None}
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f'device = "{name}": {str(error).splitlines()[0]}') from None
+
+
+def _federation(config: Config, data_root: Path | None, observer: Observer) -> tuple[Dataset, Federation, Table]:
+    loader = conf.resolve(config.data["name"], DATASETS, "data")
+    ours = {n for n in inspect.signature(federate).parameters if n not in ("dataset", "key")}
+    table = {k: v for k, v in config.data.items() if k != "name"}
+    both = [*(n for n in inspect.signature(loader).parameters if n not in ("root", "progress")), *ours]
+    for key in table:
+        if key not in both:
+            raise ConfigError(f"unknown key data.{key}{conf.nearest(key, both)}")
+    mine = conf.arguments(loader, {k: v for k, v in table.items() if k not in ours}, where="data")
+    given = {"root": data_root, "progress": lambda done, total, what: observer.progress(what, done, total)}
+    given = {k: v for k, v in given.items() if k in inspect.signature(loader).parameters}
+    key = fold(root(config.seed), "data")
+    split = {k: v for k, v in table.items() if k in ours}
+    rest = conf.arguments(federate, split, where="data", given={"dataset": None, "key": key})
+    try:
+        dataset = loader(**{**mine, **given})
+        federation = federate(**{**rest, "dataset": dataset})
+    except (ValueError, FileNotFoundError, KeyError) as error:
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        raise ConfigError(f"data: {text}") from error
+    full = {**conf.defaults(loader, mine, given), **conf.defaults(federate, rest, {"dataset": None, "key": key})}
+    return dataset, federation, {"name": config.data["name"], **{k: v for k, v in full.items() if v is not None}}
+
+
+def _program(
+    config: Config, dataset: Dataset, federation: Federation, method: Any, device: torch.device
+) -> tuple[Program, dict[str, Table]]:
+    dtype = getattr(torch, config.precision)
+    given = {"shape": federation.shape, "outputs": federation.outputs, "classes": federation.outputs}
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(0)  # in the fork: initial values come from the run's key, see Program.init
+        net, model_table = conf.build(config.model, {}, where="model", given=given)
+    if not isinstance(net, nn.Module):
+        raise ConfigError(f"model ({config.model['name']}) is a {type(net).__name__}, not a torch or Pyro module")
+    net = net.to(device=device, dtype=dtype)
+    tables: dict[str, Table] = {"model": model_table}
+    likelihood_table = config.likelihood or {"name": federation.likelihood}
+    guide_table = config.guide or {"name": getattr(method, "guide", "normal")}
+    if _explicit(net):
+        if config.prior or config.likelihood:
+            raise ConfigError(f"model ({config.model['name']}) declares its own priors and likelihood: remove those tables")
+        model: PyroModule = net  # type: ignore[assignment]
+    else:
+        prior_table = config.prior or {"name": getattr(method, "prior", "gaussian")}
+        lift = conf.arguments(_points, {k: v for k, v in prior_table.items() if k in _LIFT}, where="prior")
+        rest = {k: v for k, v in prior_table.items() if k not in _LIFT}
+        prior, tables["prior"] = conf.build(rest, PRIORS, where="prior")
+        if not isinstance(prior, Prior):
+            raise ConfigError(f"prior ({rest['name']}) must be a pyrofl.Prior, it is a {type(prior).__name__}")
+        likelihood, tables["likelihood"] = conf.build(likelihood_table, LIKELIHOODS, where="likelihood")
+        if likelihood.kind != federation.likelihood:
+            raise ConfigError(f"likelihood {likelihood.kind!r} does not fit data of kind {federation.likelihood!r}")
+        try:
+            model = Bayesian(net, prior, likelihood, **lift)
+        except ValueError as error:
+            raise ConfigError(f"model ({config.model['name']}): {error}") from error
+        tables["prior"] |= {k: list(v) for k, v in {**_points(), **lift}.items()}
+    guide = conf.resolve(guide_table["name"], GUIDES, "guide")
+    keywords = conf.arguments(guide, {k: v for k, v in guide_table.items() if k != "name"}, where="guide", given={"model": None})
+    keywords.pop("model", None)
+    plain = {k: v for k, v in conf.defaults(guide, keywords, {"model": None}).items() if isinstance(v, bool | int | float | str)}
+    tables["guide"] = {"name": guide_table["name"], **plain}
+    x, y = (v[:2].to(device) for v in (dataset.x.to(dtype), _targets(dataset, dtype)))
+    inference = conf.arguments(Program, config.inference, where="inference", given={"model": None, "x": x, "y": y, "guide": None})
+    options = {k: v for k, v in inference.items() if k in ("kl", "particles")}
+    tables["inference"] = {"kl": "closed", "particles": 1, **options}
+    try:
+        return Program(model, x, y, guide=functools.partial(guide, **keywords), **options), tables
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError(f"model ({config.model['name']}): {error}") from error
+
+
+def _points(*, points: tuple[str, ...] = ("norm",)) -> dict[str, tuple[str, ...]]:
+    """The part of a prior table that goes to the lift."""
+    return {"points": points}
+
+
+def _targets(dataset: Dataset, dtype: torch.dtype) -> torch.Tensor:
+    return dataset.y if dataset.likelihood == "categorical" else dataset.y.to(dtype)
+
+
+def _explicit(net: nn.Module) -> bool:
+    """Whether a module declares its own observed site: a Pyro model `forward(x, y)`, not a network `forward(x)`."""
+    return isinstance(net, PyroModule) and "y" in inspect.signature(net.forward).parameters
+
+
+def _server_file(start: str) -> Path:
+    path = Path(start)
+    return path / "server.safetensors" if path.is_dir() else path
+
+
+def precise(federation: Federation, dtype: torch.dtype) -> Federation:
+    """The federation with inputs (and real targets) in the run's precision."""
+
+    def cast(data: Any) -> Any:
+        y = data.y.to(dtype) if data.y.is_floating_point() else data.y
+        return data._replace(x=data.x.to(dtype), y=y)
+
+    clients = tuple(replace(c, train=cast(c.train), test=cast(c.test)) for c in federation.clients)
+    return replace(federation, clients=clients, common=None if federation.common is None else cast(federation.common))

@@ -1,0 +1,87 @@
+"""The gate: every tree that arrives from outside is checked before anything is computed with it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .tree import Tree
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a reply must look like: name -> (shape, dtype); every value finite, those in `positive` above 0."""
+
+    like: Mapping[str, tuple[torch.Size, torch.dtype]]
+    positive: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, tree: Tree, positive: frozenset[str] = frozenset()) -> Contract:
+        return cls({k: (v.shape, v.dtype) for k, v in tree.items()}, positive)
+
+    def reason(self, tree: object) -> str | None:
+        """Why `tree` is refused, naming the tensor, or None if it may pass. Never raises."""
+        if not isinstance(tree, dict):
+            return f"the reply is a {type(tree).__name__}, not named tensors"
+        if missing := sorted(map(str, self.like.keys() - tree.keys())):
+            return f"tensor {missing[0]!r} is missing" + _more(missing)
+        if extra := sorted(map(str, tree.keys() - self.like.keys())):
+            return f"tensor {extra[0]!r} is not expected" + _more(extra)
+        for name, (shape, dtype) in self.like.items():
+            v = tree[name]
+            if not isinstance(v, Tensor):
+                return f"{name!r} is a {type(v).__name__}, not a tensor"
+            if v.shape != shape:
+                return f"tensor {name!r} has shape {tuple(v.shape)}, expected {tuple(shape)}"
+            if v.dtype != dtype:
+                return f"tensor {name!r} has dtype {v.dtype}, expected {dtype}"
+            if v.is_floating_point() and not bool(torch.isfinite(v).all()):
+                kind = "NaN" if bool(torch.isnan(v).any()) else "an infinite value"
+                return f"tensor {name!r} holds {kind}"
+            if name in self.positive and not bool((v > 0).all()):
+                return f"tensor {name!r} must be positive, its smallest value is {v.min().item():g}"
+        return None
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """What happens to a finite reply whose norm is more than `factor` times the cohort's median norm.
+
+    "flag" says so and keeps it, "reject" leaves it out, "ignore" does not look. Cohorts below three have no median to
+    compare with.
+    """
+
+    policy: Literal["flag", "reject", "ignore"] = "flag"
+    factor: float = 100.0
+
+    def __post_init__(self) -> None:
+        if not self.factor > 1:
+            raise ValueError(f"outliers.factor must be above 1, got {self.factor}")
+
+    def find(self, ups: Mapping[int, Tree]) -> dict[int, str]:
+        """Client -> reason, for each reply that stands out."""
+        if self.policy == "ignore" or len(ups) < 3:
+            return {}
+        norms = {i: norm(u) for i, u in ups.items()}
+        middle = statistics.median(norms.values())
+        return {
+            i: f"its norm {v:.3g} is {v / middle:.3g} times the cohort's median {middle:.3g}"
+            for i, v in norms.items()
+            if middle > 0 and v > self.factor * middle
+        }
+
+
+def norm(tree: Tree) -> float:
+    """Euclidean norm over all floating tensors, in float64."""
+    squares = [float(v.double().square().sum()) for v in tree.values() if v.is_floating_point()]
+    return math.sqrt(sum(squares))

@@ -1,0 +1,334 @@
+"""A run: rounds of cohort, local, gate, aggregate, evaluate and save, as an iterator that can be resumed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from . import evaluate
+from .config import ConfigError, Evaluation
+from .data import Data, Federation
+from .engines import Engine, Failure, Job, Vectorised
+from .gate import Contract, Outliers
+from .method import Cohort, Reply
+from .methods.fedavg import FedAvg
+from .metrics import Bins
+from .random import fold, generator, root
+from .store import Row, RunDirectory, States, check_like
+from .tree import Tree, nbytes, stack
+
+Scores = dict[str, dict[str, dict[str, float | None]]]  # "personal" or "global" -> client -> score -> value
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Who takes part in a round: a `fraction` of the clients in (0, 1], or a number of `clients`; drawn by the round's key."""
+
+    fraction: float | None = None
+    clients: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fraction is not None and self.clients is not None:
+            raise ConfigError("cohort: give fraction or clients, not both")
+        if self.fraction is not None and not 0 < self.fraction <= 1:
+            raise ConfigError(f"cohort.fraction must be in (0, 1], got {self.fraction}; a number of clients is cohort.clients")
+        if self.clients is not None and self.clients < 1:
+            raise ConfigError(f"cohort.clients must be at least 1, got {self.clients}")
+
+    def draw(self, total: int, key: Tensor) -> list[int]:
+        """Ids of the round's clients, ascending, without replacement."""
+        if self.clients is not None and self.clients > total:
+            raise ConfigError(f"cohort.clients = {self.clients}, but there are {total} clients")
+        count = self.clients or max(round((self.fraction or 1.0) * total), 1)
+        return sorted(generator(key).choice(total, size=count, replace=False).tolist())
+
+
+@dataclass
+class Round:
+    """What happened in one round. Bytes are of uncompressed tensors, over all clients; seconds of wall time."""
+
+    number: int
+    clients: list[str] = field(default_factory=list)  # whose replies were averaged
+    info: dict[str, dict[str, float]] = field(default_factory=dict)  # client -> scalars of its local update
+    left_out: dict[str, str] = field(default_factory=dict)  # client -> why its reply was not used
+    flagged: dict[str, str] = field(default_factory=dict)  # client -> what stands out, though it was used
+    details: str = ""  # the first failure's traceback
+    scores: Scores = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+    local_seconds: float = 0.0
+
+    def mean(self, scalar: str) -> float | None:
+        values = [i[scalar] for i in self.info.values() if scalar in i]
+        return sum(values) / len(values) if values else None
+
+
+class Observer:
+    """What a run reports while it works; override what you want to show."""
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """`done` of `total` clients are through the current step."""
+
+    def note(self, text: str) -> None:
+        """Something to be said once."""
+
+
+class RunStopped(RuntimeError):
+    """A client failed and the configuration says on_error = "stop"."""
+
+
+class Run:
+    """An iterator of rounds: `for round in Run(...)`. The state between rounds is `server`, `states` and `round`.
+
+    With a `directory` every round is saved, and a run made again on it continues after the last committed round; the
+    result is the same, bit for bit on the CPU, as that of a run that never stopped.
+    """
+
+    def __init__(
+        self,
+        method: FedAvg,
+        federation: Federation,
+        *,
+        engine: Engine,
+        rounds: int,
+        seed: int = 0,
+        cohort: Participation | None = None,
+        evaluation: Evaluation | None = None,
+        outliers: Outliers | None = None,
+        on_error: Literal["continue", "stop"] = "continue",
+        directory: RunDirectory | None = None,
+        identity: str = "",
+        start: Tree | None = None,
+        device: torch.device | str = "cpu",
+        observer: Observer | None = None,
+    ):
+        self.method, self.federation, self.engine, self.rounds, self.seed = method, federation, engine, rounds, seed
+        self.cohort, self.evaluation = cohort or Participation(), evaluation or Evaluation()
+        self.outliers, self.on_error = outliers or Outliers(), on_error
+        self.directory, self.identity, self.device = directory, identity, torch.device(device)
+        self.observer = observer or Observer()
+        self.key = root(seed).to(self.device)
+        self.names = [c.name for c in federation.clients]
+        self.train = [self._to_device(c.train) for c in federation.clients]
+        if method.pools:
+            self.train = [_merged(self.train)]
+        self.bins: dict[str, Bins] = {}  # reliability tables of the last evaluation
+        self._said_fallback = False
+        self._begin(start)
+
+    # ------------------------------------------------------------------ start and state
+
+    def _begin(self, start: Tree | None) -> None:
+        self.round, self.states = 0, States(device=self.device)
+        self.server = {k: v.to(self.device) for k, v in self.method.init(fold(self.key, "init")).items()}
+        if start is not None:
+            check_like(start, self.server, "start")
+            self.server = {k: start[k].to(self.device) for k in self.server}
+        self._template = Contract.of(self.server)
+        if self.directory is None:
+            return
+        if not self.directory.server.exists():
+            self.directory.commit(0, self.server, self.directory.append([]), {"identity": self.identity})
+        self.round, saved, meta = self.directory.open()
+        if meta.get("identity", '""').strip('"') != self.identity:
+            raise ValueError(f"{self.directory.path} was made with another configuration: compare its config.toml")
+        check_like(saved, self.server, str(self.directory.server))
+        self.server = {k: saved[k].to(self.device) for k in self.server}
+        self.states = self.directory.states(self.device)
+
+    @property
+    def done(self) -> bool:
+        return self.round >= self.rounds
+
+    def _to_device(self, data: Data) -> Data:
+        """On the run's device; a client without rows keeps one row of padding, so that every hook has a shape."""
+        if len(data.x) == 0:
+            data = Data(data.x.new_zeros(1, *data.x.shape[1:]), data.y.new_zeros(1), data.n)
+        return Data(*(v.to(self.device) for v in data))
+
+    def own(self, client: int, down: Tree) -> Tree:
+        """A client's own state, its first one if it has not taken part yet."""
+        kept = self.states.get(client)
+        return self.method.join(down) if kept is None else kept
+
+    def client_name(self, client: int) -> str:
+        return "(all rows)" if self.method.pools else self.names[client]
+
+    # ------------------------------------------------------------------ rounds
+
+    def __iter__(self) -> Iterator[Round]:
+        while not self.done:
+            yield self.step()
+
+    def step(self) -> Round:
+        """One round, committed when it returns."""
+        began = time.perf_counter()
+        now = Round(self.round + 1)
+        key = fold(self.key, "round", now.number)
+        jobs = self._jobs(now, key)
+        replies = self._local(now, jobs)
+        server = self._aggregate(now, replies, key)
+        for i, reply in replies.items():
+            self.states.put(i, reply.own, now.number)
+        self.server, self.round = server, now.number
+        if now.number % self.evaluation.every == 0 or self.done:
+            self._evaluate(now)
+        now.seconds = time.perf_counter() - began
+        self._save(now)
+        return now
+
+    def _jobs(self, now: Round, key: Tensor) -> list[Job]:
+        jobs = []
+        for i in self.cohort.draw(len(self.train), fold(key, "cohort")):
+            if self.train[i].rows == 0:
+                now.left_out[self.client_name(i)] = "it has no training rows"
+                continue
+            down = self.method.down(self.server, i)
+            jobs.append(Job(i, down, self.own(i, down), self.train[i], fold(key, "client", i)))
+        now.bytes_down = sum(nbytes(j.down) for j in jobs)
+        return jobs
+
+    def _local(self, now: Round, jobs: list[Job]) -> dict[int, Reply]:
+        """The replies that may be used, by ascending id."""
+        began, replies = time.perf_counter(), {}
+        contracts = {j.client: j.down for j in jobs}
+        self.observer.progress("training", 0, len(jobs))
+        for done, (i, reply) in enumerate(self.engine.map(self.method.local, jobs), 1):
+            self.observer.progress("training", done, len(jobs))
+            name = self.client_name(i)
+            if isinstance(reply, Failure):
+                self._left_out(now, name, reply.reason, reply.details)
+                continue
+            now.bytes_up += nbytes(reply.up)
+            reason = Contract.of(self.method.message(contracts[i])).reason(reply.up) or _own_reason(reply.own)
+            if reason:
+                self._left_out(now, name, reason)
+            else:
+                replies[i] = reply
+        now.local_seconds = time.perf_counter() - began
+        for i, reason in self.outliers.find({i: r.up for i, r in replies.items()}).items():
+            name = self.client_name(i)
+            if self.outliers.policy == "reject":
+                self._left_out(now, name, reason)
+                del replies[i]
+            else:
+                now.flagged[name] = reason
+        fallback = getattr(self.engine, "fallback", None)
+        if fallback and not self._said_fallback:
+            self._said_fallback = True
+            self.observer.note(f"vectorised engine: running sequentially, because {fallback}")
+        replies = dict(sorted(replies.items()))
+        now.info = {self.client_name(i): {k: float(v) for k, v in r.info.items()} for i, r in replies.items()}
+        now.clients = [self.client_name(i) for i in replies]
+        return replies
+
+    def _left_out(self, now: Round, name: str, reason: str, details: str = "") -> None:
+        now.left_out[name] = reason
+        now.details = now.details or details
+        if self.on_error == "stop":
+            raise RunStopped(f"round {now.number}, client {name}: {reason}" + (f"\n{details}" if details else ""))
+
+    def _aggregate(self, now: Round, replies: Mapping[int, Reply], key: Tensor) -> Tree:
+        if not replies:
+            self.observer.note(f"round {now.number} was skipped: no client's reply could be used")
+            return self.server
+        ids = torch.tensor(list(replies), device=self.device)
+        n = torch.stack([self.train[i].n for i in replies])
+        ups = stack([r.up for r in replies.values()])
+        server = self.method.aggregate(self.server, ups, Cohort(ids, n, fold(key, "server"), now.number))
+        if reason := self._template.reason(server):
+            self.observer.note(f"round {now.number} was skipped: the new server state is unusable: {reason}")
+            return self.server
+        return server
+
+    # ------------------------------------------------------------------ evaluation
+
+    def personal(self, client: int) -> Tree:
+        """What a client predicts with now."""
+        i = 0 if self.method.pools else client
+        job = self._personal_job(i)
+        return self.method.personal(job.down, job.own, job.data, job.key)
+
+    def _personal_job(self, i: int) -> Job:
+        down = self.method.down(self.server, i)
+        return Job(i, down, self.own(i, down), self.train[i], fold(self.key, "personal", self.round, i))
+
+    def predictions(self, *, draws: int) -> dict[str, dict[str, evaluate.Arrays]]:
+        """"personal" and "global" -> client -> posterior predictive draws on its test rows (see `evaluate.predict`)."""
+        out: dict[str, dict[str, evaluate.Arrays]] = {"personal": {}, "global": {}}
+        common = self.method.common(self.server)
+        tests = [self._to_device(c.test) for c in self.federation.clients]
+        together = isinstance(self.engine, Vectorised) and self.engine.fallback is None
+        key = fold(self.key, "evaluate", self.round)
+
+        def on(theta: Tree, data: Data, *path: int | str) -> evaluate.Arrays:
+            return evaluate.predict(self.method, theta, data, fold(key, *path), draws=draws, together=together)
+
+        if not self.method.pools:
+            jobs = [self._personal_job(i) for i in range(len(self.train))]
+            for done, (i, theta) in enumerate(self.engine.map(self.method.personal, jobs), 1):
+                self.observer.progress("evaluating", done, len(jobs))
+                if isinstance(theta, Failure):
+                    self.observer.note(f"client {self.names[i]} could not be evaluated: {theta.reason}")
+                    continue
+                out["personal"][self.names[i]] = on(theta, tests[i], "personal", i)
+            out["personal"] = {n: out["personal"][n] for n in self.names if n in out["personal"]}
+        if common is not None:
+            for i, name in enumerate(self.names):
+                out["global"][name] = on(common, tests[i], "global", i)
+        return out
+
+    def _evaluate(self, now: Round) -> None:
+        kind, draws = self.method.program.kind, self.evaluation.final_draws if self.done else self.evaluation.draws
+        drawn = self.predictions(draws=draws)
+        now.scores = {model: evaluate.score(kind, clients) for model, clients in drawn.items() if clients}
+        if self.done:
+            tables = {m: evaluate.reliability(kind, clients, self.evaluation.bins) for m, clients in drawn.items()}
+            self.bins = {m: t for m, t in tables.items() if t is not None}
+        common = self.method.common(self.server)
+        if common is not None and self.federation.common is not None:
+            data = self._to_device(self.federation.common)
+            arrays = evaluate.predict(self.method, common, data, fold(self.key, "common", self.round), draws=draws)
+            now.scores["global"][evaluate.COMMON] = evaluate.score(kind, {evaluate.COMMON: arrays})[evaluate.COMMON]
+
+    # ------------------------------------------------------------------ saving
+
+    def _save(self, now: Round) -> None:
+        if self.directory is None:
+            return
+        size = self.directory.append(rows_of(now))
+        self.directory.commit(now.number, self.server, size, {"identity": self.identity})
+        self.states.commit()
+        self.directory.log_time(now.number, now.seconds, now.local_seconds)
+        for model, table in self.bins.items():
+            self.directory.save_bins(model, table)
+
+
+def rows_of(now: Round) -> Iterator[Row]:
+    """The lines that a round adds to metrics.csv."""
+    for client, info in now.info.items():
+        for name, value in info.items():
+            yield Row(now.number, client, "train", name, value)
+    for model, clients in now.scores.items():
+        for client, values in clients.items():
+            for name, v in values.items():
+                yield Row(now.number, client, "test", f"{model}/{name}", v)
+    for name, total in (("bytes_down", now.bytes_down), ("bytes_up", now.bytes_up)):
+        yield Row(now.number, "(server)", "run", name, float(total))
+    yield Row(now.number, "(server)", "run", "left_out", float(len(now.left_out)))
+
+
+def _own_reason(own: Tree) -> str | None:
+    broken = (k for k, v in own.items() if v.is_floating_point() and not bool(torch.isfinite(v).all()))
+    return next((f"its own state {k!r} is not finite" for k in broken), None)
+
+
+def _merged(datas: list[Data]) -> Data:
+    x, y = (torch.cat([getattr(d, f)[: d.rows] for d in datas]) for f in ("x", "y"))
+    return Data(x, y, torch.tensor(len(x), device=x.device))

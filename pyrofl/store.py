@@ -1,0 +1,235 @@
+"""What lies on disk: safetensors for trees, and a run directory whose server file is the commit.
+
+Every write goes to a temporary file, is flushed to the disk and then renamed. A round is committed by the server file,
+written last: client files of a later round, and rows appended after it, are dropped on opening. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+
+from .metrics import Bins
+from .tree import Tree, nbytes
+
+FORMAT = "pyrofl-1"
+COLUMNS = ("round", "client", "split", "metric", "value")
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace a file in one step: readers see the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_tree(path: Path, tree: Tree, metadata: Mapping[str, str] | None = None) -> None:
+    """A tree as safetensors, on the CPU, in one step."""
+    plain = {k: v.detach().cpu().contiguous().clone() for k, v in tree.items()}
+    write(path, to_bytes(plain, {"format": FORMAT, **(metadata or {})}))
+
+
+def load_tree(path: Path, device: torch.device | str = "cpu") -> tuple[Tree, dict[str, str]]:
+    """(tree, metadata) of a file of `save_tree`."""
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as f:
+            return {k: f.get_tensor(k) for k in f.keys()}, dict(f.metadata() or {})  # noqa: SIM118
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such file") from None
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: not a readable safetensors file ({error})") from None
+
+
+def check_like(tree: Tree, like: Tree, what: str) -> None:
+    """Raise unless both trees have the same names, shapes and dtypes; the message names the first that differs."""
+    for name in sorted(tree.keys() | like.keys()):
+        if name not in tree or name not in like:
+            where = "has" if name in tree else "lacks"
+            raise ValueError(f"{what} {where} tensor {name!r}, unlike this model: it was made with another configuration")
+        a, b = tree[name], like[name]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise ValueError(
+                f"{what}: tensor {name!r} is {tuple(a.shape)} {a.dtype}, this model has {tuple(b.shape)} {b.dtype}"
+            )
+
+
+class Row(NamedTuple):
+    """One line of metrics.csv."""
+
+    round: int
+    client: str
+    split: str
+    metric: str
+    value: float | None  # None: undefined, for example the AUROC of one class
+
+
+_CLIENT = re.compile(r"(\d+)-r(\d+)\.safetensors")
+
+
+class RunDirectory:
+    """`runs/NAME/`: config.toml, server.safetensors, clients/ID-rROUND.safetensors, metrics.csv."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.server, self.metrics, self.config = (
+            path / name for name in ("server.safetensors", "metrics.csv", "config.toml")
+        )
+        self.clients, self.timings = path / "clients", path / "timings.csv"
+
+    def create(self, config: str) -> None:
+        """Make the directory; one that already holds a run is refused."""
+        if self.config.exists():
+            raise FileExistsError(f"{self.path} already holds a run: go on with `pyrofl resume {self.path}`, or choose another --out")
+        self.clients.mkdir(parents=True, exist_ok=True)
+        write(self.metrics, (",".join(COLUMNS) + "\n").encode())
+        write(self.config, config.encode())
+
+    def open(self) -> tuple[int, Tree, dict[str, str]]:
+        """(last committed round, server tree, metadata), after dropping what is newer than the commit."""
+        tree, meta = load_tree(self.server)
+        if meta.get("format") != FORMAT:
+            raise ValueError(f"{self.server}: format {meta.get('format')!r}, this version reads {FORMAT!r}")
+        committed = int(meta["round"])
+        with open(self.metrics, "rb+") as f:
+            f.truncate(int(meta["metrics_bytes"]))
+        for i, rounds in self._client_rounds().items():
+            newest = max((r for r in rounds if r <= committed), default=None)
+            for r in rounds:
+                if r != newest:
+                    self._client(i, r).unlink()
+        return committed, tree, meta
+
+    def append(self, rows: Iterable[Row]) -> int:
+        """Append rows; returns the file's size in bytes, which the commit records."""
+        with open(self.metrics, "a", newline="") as f:
+            out = csv.writer(f, lineterminator="\n")
+            out.writerows((*r[:4], "" if r.value is None else repr(float(r.value))) for r in rows)
+            f.flush()
+            os.fsync(f.fileno())
+            return f.tell()
+
+    def commit(self, round: int, server: Tree, metrics_bytes: int, extra: Mapping[str, object]) -> None:
+        """Make `round` the last committed one."""
+        meta = {"round": str(round), "metrics_bytes": str(metrics_bytes), **{k: json.dumps(v) for k, v in extra.items()}}
+        save_tree(self.server, server, meta)
+
+    def log_time(self, round: int, seconds: float, local_seconds: float) -> None:
+        """Append to timings.csv: wall times differ between runs, so they stay out of metrics.csv."""
+        new = not self.timings.exists()
+        with open(self.timings, "a", newline="") as f:
+            if new:
+                f.write("round,seconds,local_seconds\n")
+            f.write(f"{round},{seconds:.6f},{local_seconds:.6f}\n")
+
+    def save_bins(self, model: str, table: Bins) -> None:
+        """The reliability table of the last evaluation, `reliability-MODEL.csv`."""
+        lines = ["low,high,rows,weight,confidence,accuracy"]
+        edges = zip(table.edges[:-1], table.edges[1:])
+        for (low, high), *rest in zip(edges, table.rows, table.weight, table.confidence, table.accuracy):
+            lines.append(",".join(repr(float(v)) for v in (low, high, *rest)))
+        write(self.path / f"reliability-{model}.csv", ("\n".join(lines) + "\n").encode())
+
+    def load_bins(self, model: str) -> Bins | None:
+        """What `save_bins` wrote, or None."""
+        path = self.path / f"reliability-{model}.csv"
+        if not path.exists():
+            return None
+        low, high, rows, weight, confidence, accuracy = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2).T
+        return Bins(np.append(low, high[-1]), rows.astype(np.int64), weight, confidence, accuracy)
+
+    def _client(self, client: int, round: int) -> Path:
+        return self.clients / f"{client}-r{round}.safetensors"
+
+    def _client_rounds(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for entry in os.scandir(self.clients):
+            if m := _CLIENT.fullmatch(entry.name):
+                found.setdefault(int(m[1]), []).append(int(m[2]))
+            elif entry.name.endswith(".tmp"):
+                os.unlink(entry.path)
+        return found
+
+    def states(self, device: torch.device, memory: int = 256 << 20) -> States:
+        """The clients' own states of the last commit."""
+        known = {i: max(rounds) for i, rounds in self._client_rounds().items()}
+        return States(directory=self, known=known, device=device, memory=memory)
+
+
+class States:
+    """The clients' own states: in memory, or on disk with the recently used ones in memory (at most `memory` bytes)."""
+
+    def __init__(
+        self,
+        *,
+        directory: RunDirectory | None = None,
+        known: dict[int, int] | None = None,
+        device: torch.device | str = "cpu",
+        memory: int | None = None,
+    ):
+        self._directory, self._rounds, self._device = directory, known or {}, device
+        self._memory, self._used = memory, 0
+        self._recent: OrderedDict[int, Tree] = OrderedDict()
+        self._old: list[Path] = []
+
+    def get(self, client: int) -> Tree | None:
+        """A client's state, or None if it has none yet."""
+        if client in self._recent:
+            self._recent.move_to_end(client)
+            return self._recent[client]
+        if self._directory is None or client not in self._rounds:
+            return None
+        tree, _ = load_tree(self._directory._client(client, self._rounds[client]), self._device)
+        self._keep(client, tree)
+        return tree
+
+    def put(self, client: int, tree: Tree, round: int) -> None:
+        """Store a new state; on disk it lies beside the old one until `commit`."""
+        if not tree:
+            return
+        if self._directory is not None:
+            save_tree(self._directory._client(client, round), tree)
+            if client in self._rounds:
+                self._old.append(self._directory._client(client, self._rounds[client]))
+            self._rounds[client] = round
+        self._keep(client, tree)
+
+    def commit(self) -> None:
+        """The server file is written: the states that it replaced may go."""
+        for path in self._old:
+            path.unlink(missing_ok=True)
+        self._old.clear()
+
+    def _keep(self, client: int, tree: Tree) -> None:
+        if client in self._recent:
+            self._used -= nbytes(self._recent.pop(client))
+        self._recent[client] = tree
+        self._used += nbytes(tree)
+        while self._directory is not None and self._memory is not None and self._used > self._memory and len(self._recent) > 1:
+            _, dropped = self._recent.popitem(last=False)
+            self._used -= nbytes(dropped)
+
+
+def read_metrics(path: Path) -> Sequence[Row]:
+    """The rows of a metrics.csv."""
+    with open(path, newline="") as f:
+        return [
+            Row(int(r["round"]), r["client"], r["split"], r["metric"], float(r["value"]) if r["value"] else None)
+            for r in csv.DictReader(f)
+        ]
