@@ -77,9 +77,14 @@ def assemble(config: Config, *, data_root: Path | None = None, observer: Observe
     program, tables = _program(config, dataset, federation, method_class, device)
     given = {"program": program, "clients": len(federation), "rounds": config.rounds, "seed": config.seed}
     method, method_table = conf.build(config.method, METHODS, where="method", given=given)
-    checked: Mapping[str, Callable[..., Any]] = {"cohort": Participation, "evaluate": Evaluation, "outliers": Outliers}
+    checked: Mapping[str, Callable[..., Any]] = {
+        "cohort": Participation,
+        "evaluate": Evaluation,
+        "outliers": Outliers,
+    }
     tables |= {k: _checked(cls, getattr(config, k), k) for k, cls in checked.items()}
-    full = replace(config, data=data, method=method_table, **tables)
+    values: dict[str, Any] = {**tables, "data": data, "method": method_table}
+    full = replace(config, **values)
     choose(config.engine, program, device)
     return Assembled(full, federation, method, device)
 
@@ -113,17 +118,24 @@ def _federation(config: Config, data_root: Path | None, observer: Observer) -> t
     mine = conf.arguments(loader, {k: v for k, v in table.items() if k not in ours}, where="data")
     given = {"root": data_root, "progress": lambda done, total, what: observer.progress(what, done, total)}
     given = {k: v for k, v in given.items() if k in inspect.signature(loader).parameters}
-    key = fold(root(config.seed), "data")
+    stream = fold(root(config.seed), "data")
     split = {k: v for k, v in table.items() if k in ours}
-    rest = conf.arguments(federate, split, where="data", given={"dataset": None, "key": key})
+    rest = conf.arguments(federate, split, where="data", given={"dataset": None, "key": stream})
     try:
         dataset = loader(**{**mine, **given})
         federation = federate(**{**rest, "dataset": dataset})
     except (ValueError, FileNotFoundError, KeyError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         raise ConfigError(f"data: {text}") from error
-    full = {**conf.defaults(loader, mine, given), **conf.defaults(federate, rest, {"dataset": None, "key": key})}
-    return dataset, federation, {"name": config.data["name"], **{k: v for k, v in full.items() if v is not None}}
+    full = {
+        **conf.defaults(loader, mine, given),
+        **conf.defaults(federate, rest, {"dataset": None, "key": stream}),
+    }
+    return (
+        dataset,
+        federation,
+        {"name": config.data["name"], **{k: v for k, v in full.items() if v is not None}},
+    )
 
 
 def _program(
@@ -142,8 +154,10 @@ def _program(
     guide_table = config.guide or {"name": getattr(method, "guide", "normal")}
     if _explicit(net):
         if config.prior or config.likelihood:
-            raise ConfigError(f"model ({config.model['name']}) declares its own priors and likelihood: remove those tables")
-        model: PyroModule = net  # type: ignore[assignment]
+            raise ConfigError(
+                f"model ({config.model['name']}) declares its own priors and likelihood: remove those tables"
+            )
+        model: PyroModule = net
     else:
         prior_table = config.prior or {"name": getattr(method, "prior", "gaussian")}
         lift = conf.arguments(_points, {k: v for k, v in prior_table.items() if k in _LIFT}, where="prior")
@@ -160,14 +174,22 @@ def _program(
             raise ConfigError(f"model ({config.model['name']}): {error}") from error
         tables["prior"] |= {k: list(v) for k, v in {**_points(), **lift}.items()}
     guide = conf.resolve(guide_table["name"], GUIDES, "guide")
-    keywords = conf.arguments(guide, {k: v for k, v in guide_table.items() if k != "name"}, where="guide", given={"model": None})
+    keywords = conf.arguments(
+        guide, {k: v for k, v in guide_table.items() if k != "name"}, where="guide", given={"model": None}
+    )
     keywords.pop("model", None)
-    plain = {k: v for k, v in conf.defaults(guide, keywords, {"model": None}).items() if isinstance(v, bool | int | float | str)}
+    plain = {
+        k: v
+        for k, v in conf.defaults(guide, keywords, {"model": None}).items()
+        if isinstance(v, bool | int | float | str)
+    }
     tables["guide"] = {"name": guide_table["name"], **plain}
     x, y = (v[:2].to(device) for v in (dataset.x.to(dtype), _targets(dataset, dtype)))
-    inference = conf.arguments(Program, config.inference, where="inference", given={"model": None, "x": x, "y": y, "guide": None})
-    options = {k: v for k, v in inference.items() if k in ("kl", "particles")}
-    tables["inference"] = {"kl": "closed", "particles": 1, **options}
+    inference = conf.arguments(
+        Program, config.inference, where="inference", given={"model": None, "x": x, "y": y, "guide": None}
+    )
+    options = {k: v for k, v in inference.items() if k in ("kl", "beta", "particles")}
+    tables["inference"] = {"kl": "closed", "beta": 1.0, "particles": 1, **options}
     try:
         return Program(model, x, y, guide=functools.partial(guide, **keywords), **options), tables
     except (ValueError, TypeError, RuntimeError) as error:

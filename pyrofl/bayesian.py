@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from . import random
 from .likelihoods import LIKELIHOODS, Likelihood
+from .plain import plain_, pyro_sites
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -67,6 +68,9 @@ class BatchNorm(nn.Module):
             kept = getattr(like, stat)
             self.register_buffer(stat, start(like.num_features) if kept is None else kept.detach().clone())
 
+    running_mean: Tensor
+    running_var: Tensor
+
     def forward(self, x: Tensor) -> Tensor:
         now = _PASS.get()
         shape = (1, -1, *[1] * (x.dim() - 2))
@@ -101,7 +105,15 @@ class Dropout(nn.Module):
         return x * keep.to(x.dtype) / (1 - self.p)
 
 
-NORMS = (BatchNorm, *_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.LocalResponseNorm)
+NORMS = (
+    BatchNorm,
+    *_BATCH_NORMS,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.LocalResponseNorm,
+)
 
 
 def purify_(root: nn.Module) -> nn.Module:
@@ -140,7 +152,7 @@ class Prior(PyroModule):
 
 
 class _PriorOf:
-    """The prior of one weight as PyroSample wants it; an object, not a closure, so that copies follow their own prior."""
+    """The prior of one weight as PyroSample wants it: an object, not a closure, so that copies follow their prior."""
 
     def __init__(self, prior: Prior, weight: Weight):
         self.prior, self.weight = prior, weight
@@ -174,8 +186,13 @@ class Bayesian(PyroModule):
         super().__init__()
         if isinstance(likelihood, str):
             likelihood = LIKELIHOODS[likelihood]()
-        self.plain = (purify_(copy.deepcopy(net)),)  # in a tuple: not a submodule, its weights are no parameters here
-        net = copy.deepcopy(self.plain[0])
+        if own := pyro_sites(net):
+            raise ValueError(
+                f"the network has Pyro sites of its own ({', '.join(own)}): it gets priors here, so leave them plain "
+                "parameters, or give a complete Pyro model instead of a network"
+            )
+        net = purify_(copy.deepcopy(net))
+        self.plain = (plain_(copy.deepcopy(net)),)  # in a tuple: not a submodule, its weights are no parameters here
         to_pyro_module_(net)
         self.net = net
         self.prior, self.likelihood = copy.deepcopy(prior), copy.deepcopy(likelihood)

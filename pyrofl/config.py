@@ -1,7 +1,7 @@
 """Configuration: strict TOML, resolved to the full set of values that reproduces a run.
 
-A component (`data`, `model`, `prior`, `likelihood`, `guide`, `method`) is a table `{ name = ..., other arguments }`: `name`
-is a registered name or an import path `"my_pkg.mod:Thing"`, relative to the working directory; the other keys are the
+A component (`data`, `model`, `prior`, `likelihood`, `guide`, `method`) is a table `{ name = ..., arguments }`: `name` is
+a registered name or an import path `"my_pkg.mod:Thing"`, relative to the working directory; the other keys are the
 keyword arguments of that class or function, checked against its signature and types. An unknown key is an error that
 names the nearest one; nothing is ignored.
 """
@@ -20,7 +20,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import tomli_w
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -37,7 +37,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How the run is scored. `every`: rounds between evaluations (the last round always is); `draws`: posterior draws."""
+    """How the run is scored: `every` so many rounds and after the last one, with `draws` (`final_draws`) posterior draws."""
 
     every: int = 5
     draws: int = 20
@@ -53,6 +53,8 @@ class Evaluation:
 @dataclass(frozen=True)
 class Config:
     """One run. Tables hold component arguments; see the module's text."""
+
+    RESUMABLE: ClassVar[tuple[str, ...]] = ("rounds", "engine", "device", "evaluate", "on_error")
 
     data: Table
     model: Table
@@ -88,9 +90,8 @@ class Config:
         return dict(sorted(values.items(), key=lambda item: isinstance(item[1], dict)))  # tables last, as TOML wants
 
     def identity(self) -> str:
-        """A hash of everything that decides the numbers; rounds, engine, device and evaluation may change on resuming."""
-        free = {"rounds", "engine", "device", "evaluate", "on_error"}
-        kept = {k: v for k, v in self._values().items() if k not in free}
+        """A hash of everything that decides the numbers; what is RESUMABLE may change on resuming."""
+        kept = {k: v for k, v in self._values().items() if k not in self.RESUMABLE}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
@@ -214,7 +215,9 @@ def build(
     try:
         made = target(**keywords)
     except (ValueError, TypeError, FileNotFoundError) as error:
-        raise ConfigError(str(error) if str(error).startswith(where) else f"{where} ({table['name']}): {error}") from error
+        raise ConfigError(
+            str(error) if str(error).startswith(where) else f"{where} ({table['name']}): {error}"
+        ) from error
     return made, {"name": table["name"], **defaults(target, keywords, given or {})}
 
 
@@ -222,7 +225,7 @@ def defaults(target: Callable[..., Any], keywords: Table, given: Mapping[str, An
     """The keywords of a call with the signature's defaults filled in, without what the run itself gave."""
     parameters = inspect.signature(target).parameters
     filled = {n: p.default for n, p in parameters.items() if p.default is not inspect.Parameter.empty}
-    return {k: v for k, v in {**filled, **keywords}.items() if k not in given or k in filled and k not in given}
+    return {k: v for k, v in {**filled, **keywords}.items() if k not in given}
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
@@ -245,9 +248,16 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return _parsed(value, where)
     if typing.get_origin(hint) is tuple and _is_optimizer(typing.get_args(hint)[0]):
         if not isinstance(value, list | tuple):
-            raise ConfigError(f'{where} = {value!r}: write a list of optimizers, for example ["adam:1e-2", "adam:1e-3"]')
+            raise ConfigError(
+                f'{where} = {value!r}: write a list of optimizers, for example ["adam:1e-2", "adam:1e-3"]'
+            )
         return tuple(convert(v, typing.get_args(hint)[0], f"{where}[{i}]") for i, v in enumerate(value))
-    if hint is Any or (isinstance(hint, type) and not hint.__module__ == "builtins" and not issubclass(hint, Path) and not dataclasses.is_dataclass(hint)):
+    if hint is Any or (
+        isinstance(hint, type)
+        and hint.__module__ != "builtins"
+        and not issubclass(hint, Path)
+        and not dataclasses.is_dataclass(hint)
+    ):
         return value
     try:
         adapter = TypeAdapter(hint, config=None if dataclasses.is_dataclass(hint) else ConfigDict(strict=True))

@@ -27,7 +27,14 @@ COMMON = "(common)"  # the client name of test rows that all clients share
 
 
 def predict(
-    method: FedAvg, theta: Tree, data: Data, key: Tensor, *, draws: int, together: bool = False, rows: int = 1000
+    method: FedAvg,
+    theta: Tree,
+    data: Data,
+    key: Tensor,
+    *,
+    draws: int,
+    together: bool = False,
+    rows: int = 1000,
 ) -> Arrays:
     """S = `draws` posterior predictive draws for the rows of `data`, as the arguments of `metrics.scores`.
 
@@ -75,5 +82,7 @@ def reliability(kind: str, clients: Mapping[str, Arrays], bins: int) -> metrics.
     filled = [a for a in clients.values() if a]
     if not filled:
         return None
-    p = np.concatenate([metrics.predictive(metrics.two_classes(a["p"]) if kind == "bernoulli" else a["p"]) for a in filled])
+    p = np.concatenate(
+        [metrics.predictive(metrics.two_classes(a["p"]) if kind == "bernoulli" else a["p"]) for a in filled]
+    )
     return metrics.reliability(p, np.concatenate([a["y"] for a in filled]), bins=bins)

@@ -1,7 +1,7 @@
 """The fast path of `Program.loss`: one draw of all weights, closed-form KL, no tracing.
 
-It serves lifted networks (`Bayesian`) whose priors have no latent hyper-parameters, under a mean-field Normal or a Delta
-guide, and gives the numbers of the traced ELBO from the same noise (a test holds it to that).
+It serves lifted networks (`Bayesian`) whose priors have no latent hyper-parameters, under a mean-field Normal or a
+Delta guide, and gives the numbers of the traced ELBO from the same noise (a test holds it to that).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 from torch.func import functional_call
 
-from .bayesian import Bayesian, Weight, forward_pass
+from .bayesian import Bayesian, forward_pass
 from .data import Batch
 from .guides import Normal
 from .handlers import standard_noise
@@ -131,11 +131,20 @@ class FastPath:
         total = []
         scales = torch.split(scale, self.sizes) if scale is not None else [None] * len(self.sizes)
         for site, shape, p, m, s, v in zip(
-            self.sites, self.shapes, self.priors, torch.split(loc, self.sizes), scales, torch.split(w, self.sizes)
+            self.sites,
+            self.shapes,
+            self.priors,
+            torch.split(loc, self.sizes),
+            scales,
+            torch.split(w, self.sizes),
         ):
             if f"{site}/loc" in phi:
                 p = dist.Normal(phi[f"{site}/loc"], phi[f"{site}/scale"], validate_args=False).to_event(len(shape))
-            q = None if s is None else dist.Normal(m.view(shape), s.view(shape), validate_args=False).to_event(len(shape))
+            q = (
+                None
+                if s is None
+                else dist.Normal(m.view(shape), s.view(shape), validate_args=False).to_event(len(shape))
+            )
             total.append(divergence(q, p, v.view(shape), closed=self.closed))
         return torch.stack(total).sum()
 

@@ -82,7 +82,10 @@ def fit(
         for name, v in {"loss": value, **scalars, "": torch.ones_like(value)}.items():
             sums[name] = sums.get(name, 0) + rows * torch.where(rows > 0, v, 0.0)
     rows = sums.pop("", torch.zeros(())).clamp_min(1)
-    return {**held, **ravel.tree(flat)}, {**{k: v / rows for k, v in sums.items()}, "steps": steps.to(flat.dtype)}
+    return {**held, **ravel.tree(flat)}, {
+        **{k: v / rows for k, v in sums.items()},
+        "steps": steps.to(flat.dtype),
+    }
 
 
 def _with_scalars(out: Tensor | tuple[Tensor, Tree]) -> tuple[Tensor, Tree]:

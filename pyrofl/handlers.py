@@ -17,7 +17,8 @@ from pyro.nn import PyroModule
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions import biject_to, constraints
 
 from . import random
 from .tree import Tree
@@ -90,6 +91,21 @@ def localise_(model: PyroModule) -> None:
             module._pyro_context.param_state = {"params": {}, "constraints": {}}
 
 
+class _Contained:
+    """Mixed into a PyroModule class: calls read the module's own tensors, never Pyro's process-wide store."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with pyro.settings.context(module_local_params=True):
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+
+def contained(module: nn.Module) -> Any:
+    """`module`, changed so that two of its kind in one process share nothing."""
+    kind: Any = type(module)
+    module.__class__ = type(kind)(kind.__name__, (_Contained, kind), {})
+    return module
+
+
 def standard_noise(key: Tensor, like: Tensor) -> Tensor:
     """The standard normals (D,) behind one draw of all D weights of a mean-field guide."""
     return random.normal(random.fold(key, "weights"), like.shape, like.dtype)
@@ -111,7 +127,10 @@ class keyed(Messenger):
 
 
 class reprior(Messenger):
-    """Replace the prior of each latent site named in `phi` (`site/loc`, `site/scale`) by that Normal."""
+    """Replace the prior of each latent site named in `phi` (`site/loc`, `site/scale`) by that Normal.
+
+    The Normal lives in the site's unconstrained space, as posteriors do: a positive site gets a LogNormal.
+    """
 
     def __init__(self, phi: Tree):
         super().__init__()
@@ -120,4 +139,25 @@ class reprior(Messenger):
     def _pyro_sample(self, msg: dict[str, Any]) -> None:
         loc = self.phi.get(msg["name"] + "/loc")
         if loc is not None and not msg["is_observed"]:
-            msg["fn"] = dist.Normal(loc, self.phi[msg["name"] + "/scale"]).to_event(loc.dim())
+            old = msg["fn"]
+            normal = dist.Normal(loc, self.phi[msg["name"] + "/scale"]).to_event(old.event_dim)
+            msg["fn"] = normal if is_real(old.support) else Image(normal, old.support)
+
+
+class Image(dist.TransformedDistribution):
+    """A distribution of a site's unconstrained space, carried to the site's own support."""
+
+    def __init__(self, base: dist.Distribution, support: constraints.Constraint):
+        self._support = support
+        super().__init__(base, [biject_to(support)])
+
+    @constraints.dependent_property
+    def support(self) -> constraints.Constraint:
+        return self._support
+
+
+def is_real(support: Any) -> bool:
+    """Whether a support is the whole real line, in any number of dimensions."""
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    return support is constraints.real

@@ -43,7 +43,9 @@ def moments(eta: Tree, dtype: torch.dtype = torch.float64) -> Posterior:
             site = name.removesuffix("/h")
             h, J = eta[name].double(), eta[f"{site}/J"].double()
             if not bool((J > 0).all()):
-                raise ValueError(f"{site}: a precision is not positive (smallest {J.min():.3g}); damp or skip this factor")
+                raise ValueError(
+                    f"{site}: a precision is not positive (smallest {J.min():.3g}); damp or skip this factor"
+                )
             out[site] = ((h / J).to(dtype), J.rsqrt().to(dtype))
     return out
 
@@ -84,7 +86,9 @@ def pool(q: Posterior, weights: Tensor, rule: str = "scale", *, prior: Posterior
 
 def _product(q: Posterior, weights: Tensor, prior: Posterior | None) -> Posterior:
     if prior is None:
-        raise ValueError("pooling = 'product' counts the prior once, so it needs Gaussian priors; use another rule or prior")
+        raise ValueError(
+            "pooling = 'product' counts the prior once, so it needs Gaussian priors; use another rule or prior"
+        )
     part = weights > 0
     out: Posterior = {}
     for site, (loc, scale) in q.items():

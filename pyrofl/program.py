@@ -18,7 +18,7 @@ from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_feasible, init_t
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.nn import PyroModule
 from torch import Tensor, nn
-from torch.distributions import constraints, transform_to
+from torch.distributions import transform_to
 from torch.func import functional_call
 
 from . import likelihoods, random
@@ -26,7 +26,7 @@ from .bayesian import NORMS, BatchNorm, Bayesian, Dropout, forward_pass, purify_
 from .data import Batch, Data
 from .fastpath import FastPath, divergence
 from .guides import Normal
-from .handlers import keyed, latents, localise_, quiet, reprior, standard_noise
+from .handlers import Image, contained, is_real, keyed, latents, localise_, quiet, reprior, standard_noise
 from .meanfield import Posterior
 from .tree import Ravel, Tree
 
@@ -51,7 +51,8 @@ class Program:
     `guide(model, init_loc_fn=...)` builds the guide. `x`, `y` are a few example rows: the model is traced on them once,
     with Pyro's validation on, so that its own shape errors reach the user here. `kl` is "closed" (the KL in closed form
     where both densities allow it, as in Pyro's TraceMeanField_ELBO) or "draw" (log q - log p at the draw, as in
-    Trace_ELBO). A step averages over `particles` draws.
+    Trace_ELBO). `beta` weighs the KL in the loss: 1 is each client's own ELBO, 1/K counts the prior once over K clients.
+    A step averages over `particles` draws.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Program:
         *,
         guide: Callable[..., Any] = Normal,
         kl: str = "closed",
+        beta: float = 1.0,
         particles: int = 1,
     ):
         if kl not in ("closed", "draw"):
@@ -71,7 +73,9 @@ class Program:
         if not isinstance(model, PyroModule):
             name = type(model).__name__
             raise TypeError(f"{name} is not a PyroModule: lift a network with Bayesian(net, prior, likelihood)")
-        self.closed, self.particles, self._example = kl == "closed", particles, (x, y)
+        if not beta >= 0:
+            raise ValueError(f"beta must not be negative, got {beta}")
+        self.closed, self.beta, self.particles, self._example = kl == "closed", beta, particles, (x, y)
         self.model = copy.deepcopy(model)
         if not isinstance(model, Bayesian):
             purify_(self.model)
@@ -81,10 +85,11 @@ class Program:
         self._guide = guide
         self.observed = self._check(x, y)
         self.guide = self._build_guide(self.model)
+        self._check_priors()
         self._joint = _Joint(self.model, self.guide)
         self._norms = {p for p, m in self.model.named_modules() if isinstance(m, NORMS)}
         batch_norms = [p for p, m in self.model.named_modules() if isinstance(m, BatchNorm)]
-        named = dict(self._joint.named_parameters())
+        named: Tree = dict(self._joint.named_parameters())
         self.trainable = frozenset(named)
         self.buffers = frozenset(f"model.{p}.{s}" for p in batch_norms for s in ("running_mean", "running_var"))
         named.update({k: v for k, v in self._joint.named_buffers() if k in self.buffers})
@@ -131,9 +136,21 @@ class Program:
                 raise ValueError(f"site {name!r} is a latent of every row: only latents shared by all rows can travel")
         return seen[0]
 
+    def _check_priors(self) -> None:
+        """Refuse priors without an integral, to which no posterior but a point mass has a KL."""
+        flat = [s for s in self.sites if _is_improper(self.guide.prototype_trace.nodes[s]["fn"])]
+        if flat and not isinstance(self.guide, AutoDelta):
+            raise ValueError(
+                f"the prior of {flat[0]!r} is flat: it has no integral, so a {type(self.guide).__name__} guide has no KL "
+                "to it; use guide = 'delta', or a proper prior such as 'gaussian'"
+            )
+
     def _check_loss(self, x: Tensor, y: Tensor) -> None:
         live = torch.ones(len(x), dtype=torch.bool, device=x.device)
-        batch, key = Batch(x, y, torch.tensor(len(x), device=x.device), live, live), random.root(0).to(x.device)
+        batch, key = (
+            Batch(x, y, torch.tensor(len(x), device=x.device), live, live),
+            random.root(0).to(x.device),
+        )
         moved = {k: v + 0.01 if k in self.trainable else v for k, v in self.theta0.items()}
         with torch.no_grad():
             if torch.equal(self.loss(self.theta0, batch, key), self.loss(moved, batch, key)):
@@ -187,7 +204,11 @@ class Program:
         return {k: self._initial(k, v, random.fold(key, k)) for k, v in self.theta0.items()}
 
     def _initial(self, name: str, value: Tensor, key: Tensor) -> Tensor:
-        if name in self.buffers or name.startswith((_SCALE, "model.likelihood.")) or name.startswith("guide.locs.prior."):
+        if (
+            name in self.buffers
+            or name.startswith((_SCALE, "model.likelihood."))
+            or name.startswith("guide.locs.prior.")
+        ):
             return value.clone()
         noise = random.normal(key.to(value.device), value.shape, value.dtype)
         if self.path(name) not in self._start and not name.startswith("model."):
@@ -196,7 +217,7 @@ class Program:
         return torch.where(spread > 0, value.mean() + spread * noise, value)
 
     def loss(self, theta: Tree, batch: Batch, key: Tensor, prior: Tree | None = None) -> Tensor:
-        """-ELBO / n from one batch, a scalar in nats per row: mean of -log p(y | x, w) over the live rows, + KL(q||p)/n.
+        """-ELBO / n from one batch, a scalar in nats per row: mean of -log p(y | x, w) over live rows + beta KL(q||p)/n.
 
         `prior` (`site/loc`, `site/scale`; see `as_prior`) replaces the priors it names.
         """
@@ -208,7 +229,7 @@ class Program:
         keys = [key] if self.particles == 1 else [random.fold(key, s) for s in range(self.particles)]
         draws = [elbo(theta, batch, k, prior) for k in keys]
         nll = sum(a for a, _ in draws) / (len(keys) * batch.live.sum().clamp_min(1))
-        kl = sum(b for _, b in draws) / (len(keys) * batch.n.clamp_min(1))
+        kl = self.beta * sum(b for _, b in draws) / (len(keys) * batch.n.clamp_min(1))
         return nll + kl, {"nll": nll.detach(), "kl": kl.detach()}
 
     def traced_elbo(self, theta: Tree, batch: Batch, key: Tensor, prior: Tree | None = None) -> tuple[Tensor, Tensor]:
@@ -231,8 +252,9 @@ class Program:
         total, done = [], set()
         for name in latents(p):
             prior, mine = p.nodes[name]["fn"], q.nodes.get(f"{name}_unconstrained", q.nodes[name])
-            if self.closed and _is_real(prior.support) and not isinstance(mine["fn"], pyro.distributions.Delta):
-                total.append(divergence(mine["fn"], prior, p.nodes[name]["value"], closed=True))
+            base = _unconstrained(prior) if self.closed else None
+            if base is not None and not isinstance(mine["fn"], pyro.distributions.Delta):
+                total.append(divergence(mine["fn"], base, mine["value"], closed=True))
                 done |= {name, f"{name}_unconstrained"}
             else:
                 total.append(-p.nodes[name]["unscaled_log_prob"].sum())
@@ -355,7 +377,7 @@ class Program:
         with torch.no_grad():
             for name, value in theta.items():
                 tensors[name].copy_(value)
-        return joint.model, joint.guide
+        return contained(joint.model), contained(joint.guide)
 
 
 @contextmanager
@@ -366,7 +388,14 @@ def _own_stream() -> Iterator[None]:
         yield
 
 
-def _is_real(support: Any) -> bool:
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
-    return support is constraints.real
+def _unconstrained(prior: Any) -> Any | None:
+    """The prior in the site's unconstrained space, where it has a form there: real priors, and LogNormals."""
+    if is_real(prior.support):
+        return prior
+    return prior.base_dist if isinstance(prior, Image | pyro.distributions.LogNormal) else None
+
+
+def _is_improper(fn: Any) -> bool:
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return isinstance(fn, pyro.distributions.ImproperUniform)

@@ -36,7 +36,9 @@ class Participation:
         if self.fraction is not None and self.clients is not None:
             raise ConfigError("cohort: give fraction or clients, not both")
         if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise ConfigError(f"cohort.fraction must be in (0, 1], got {self.fraction}; a number of clients is cohort.clients")
+            raise ConfigError(
+                f"cohort.fraction must be in (0, 1], got {self.fraction}; a number of clients is cohort.clients"
+            )
         if self.clients is not None and self.clients < 1:
             raise ConfigError(f"cohort.clients must be at least 1, got {self.clients}")
 
@@ -108,7 +110,13 @@ class Run:
         device: torch.device | str = "cpu",
         observer: Observer | None = None,
     ):
-        self.method, self.federation, self.engine, self.rounds, self.seed = method, federation, engine, rounds, seed
+        self.method, self.federation, self.engine, self.rounds, self.seed = (
+            method,
+            federation,
+            engine,
+            rounds,
+            seed,
+        )
         self.cohort, self.evaluation = cohort or Participation(), evaluation or Evaluation()
         self.outliers, self.on_error = outliers or Outliers(), on_error
         self.directory, self.identity, self.device = directory, identity, torch.device(device)
@@ -260,7 +268,7 @@ class Run:
         return Job(i, down, self.own(i, down), self.train[i], fold(self.key, "personal", self.round, i))
 
     def predictions(self, *, draws: int) -> dict[str, dict[str, evaluate.Arrays]]:
-        """"personal" and "global" -> client -> posterior predictive draws on its test rows (see `evaluate.predict`)."""
+        """ "personal" and "global" -> client -> posterior predictive draws on its test rows (see `evaluate.predict`)."""
         out: dict[str, dict[str, evaluate.Arrays]] = {"personal": {}, "global": {}}
         common = self.method.common(self.server)
         tests = [self._to_device(c.test) for c in self.federation.clients]
@@ -285,7 +293,10 @@ class Run:
         return out
 
     def _evaluate(self, now: Round) -> None:
-        kind, draws = self.method.program.kind, self.evaluation.final_draws if self.done else self.evaluation.draws
+        kind, draws = (
+            self.method.program.kind,
+            self.evaluation.final_draws if self.done else self.evaluation.draws,
+        )
         drawn = self.predictions(draws=draws)
         now.scores = {model: evaluate.score(kind, clients) for model, clients in drawn.items() if clients}
         if self.done:

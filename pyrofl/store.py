@@ -62,7 +62,9 @@ def check_like(tree: Tree, like: Tree, what: str) -> None:
     for name in sorted(tree.keys() | like.keys()):
         if name not in tree or name not in like:
             where = "has" if name in tree else "lacks"
-            raise ValueError(f"{what} {where} tensor {name!r}, unlike this model: it was made with another configuration")
+            raise ValueError(
+                f"{what} {where} tensor {name!r}, unlike this model: it was made with another configuration"
+            )
         a, b = tree[name], like[name]
         if a.shape != b.shape or a.dtype != b.dtype:
             raise ValueError(
@@ -95,11 +97,18 @@ class RunDirectory:
 
     def create(self, config: str) -> None:
         """Make the directory; one that already holds a run is refused."""
-        if self.config.exists():
-            raise FileExistsError(f"{self.path} already holds a run: go on with `pyrofl resume {self.path}`, or choose another --out")
+        self.refuse_existing()
         self.clients.mkdir(parents=True, exist_ok=True)
         write(self.metrics, (",".join(COLUMNS) + "\n").encode())
         write(self.config, config.encode())
+
+    def refuse_existing(self) -> None:
+        """Raise if a run is here already."""
+        if self.config.exists():
+            raise FileExistsError(
+                f"{self.path} already holds a run: go on with `pyrofl resume {self.path}`, choose another --out, or give "
+                "--overwrite"
+            )
 
     def open(self) -> tuple[int, Tree, dict[str, str]]:
         """(last committed round, server tree, metadata), after dropping what is newer than the commit."""
@@ -127,7 +136,11 @@ class RunDirectory:
 
     def commit(self, round: int, server: Tree, metrics_bytes: int, extra: Mapping[str, object]) -> None:
         """Make `round` the last committed one."""
-        meta = {"round": str(round), "metrics_bytes": str(metrics_bytes), **{k: json.dumps(v) for k, v in extra.items()}}
+        meta = {
+            "round": str(round),
+            "metrics_bytes": str(metrics_bytes),
+            **{k: json.dumps(v) for k, v in extra.items()},
+        }
         save_tree(self.server, server, meta)
 
     def log_time(self, round: int, seconds: float, local_seconds: float) -> None:
@@ -221,7 +234,12 @@ class States:
             self._used -= nbytes(self._recent.pop(client))
         self._recent[client] = tree
         self._used += nbytes(tree)
-        while self._directory is not None and self._memory is not None and self._used > self._memory and len(self._recent) > 1:
+        while (
+            self._directory is not None
+            and self._memory is not None
+            and self._used > self._memory
+            and len(self._recent) > 1
+        ):
             _, dropped = self._recent.popitem(last=False)
             self._used -= nbytes(dropped)
 
@@ -230,6 +248,12 @@ def read_metrics(path: Path) -> Sequence[Row]:
     """The rows of a metrics.csv."""
     with open(path, newline="") as f:
         return [
-            Row(int(r["round"]), r["client"], r["split"], r["metric"], float(r["value"]) if r["value"] else None)
+            Row(
+                int(r["round"]),
+                r["client"],
+                r["split"],
+                r["metric"],
+                float(r["value"]) if r["value"] else None,
+            )
             for r in csv.DictReader(f)
         ]

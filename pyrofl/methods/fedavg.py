@@ -15,7 +15,6 @@ from ..meanfield import pool
 from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer, with_rate
 from ..program import Program
-from ..random import fold
 from ..tree import Tree, mean, only
 
 Pooling = Literal["scale", "unconstrained", "variance", "mixture", "product"]
@@ -50,7 +49,9 @@ class FedAvg:
         if self.size < 1:
             raise ValueError(f"method.size must be at least 1 row, got {self.size}")
         if self.pooling != "scale" and not self.program.mean_field:
-            raise ValueError(f"method.pooling = {self.pooling!r} pools scales, and a point guide has none; use guide = 'normal'")
+            raise ValueError(
+                f"method.pooling = {self.pooling!r} pools scales, and a point guide has none; use guide = 'normal'"
+            )
         if self.pooling == "product" and self.program.prior_posterior() is None:
             raise ValueError("method.pooling = 'product' counts the prior once, so it needs Gaussian priors")
 
@@ -147,5 +148,3 @@ class BayFL(FedAvg):
         if "round" in server:
             new["round"] = torch.full_like(server["round"], cohort.round + 1)
         return new
-
-

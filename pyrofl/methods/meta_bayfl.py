@@ -58,7 +58,8 @@ class MetaBayFL(BayFL):
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
         train, held = data.split(self.holdout)
         rows = data if self.train_on == "all" else train
-        w, info = only(down, self.program.theta0), {}
+        w = only(down, self.program.theta0)
+        info: Tree = {}
         stages = [self.epochs] if self.every == "round" else self._stages()
         for t, epochs in enumerate(stages):
             k = fold(key, t) if t else key
@@ -121,5 +122,3 @@ class MetaBayFL(BayFL):
             out = new if out is None else (where(chosen, new[0], out[0]), where(chosen, new[1], out[1]))
         assert out is not None
         return out[0], {**out[1], "rate": rates[best]}
-
-

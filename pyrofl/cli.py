@@ -1,0 +1,252 @@
+"""The command line: pyrofl run | resume | compare | partition | shrink | list."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import shlex
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyro
+import torch
+import typer
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table as RichTable
+
+from . import __version__
+from .assembly import Assembled, assemble
+from .compare import compare as compare_runs
+from .config import Config, ConfigError, config_of, load, override
+from .console import Reporter, partition_table
+from .datasets import DATASETS
+
+# SHRINK
+from .engines import ENGINES
+from .guides import GUIDES
+from .likelihoods import LIKELIHOODS
+from .methods import METHODS
+from .optim import OPTIMIZERS
+from .partition import PARTITIONS
+from .plots import partition as plot_partition
+from .plots import save
+from .priors import PRIORS
+from .run import Run, RunStopped
+from .store import RunDirectory
+
+app = typer.Typer(
+    help="Probabilistic federated learning in Pyro.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+
+File = Annotated[Path, typer.Argument(help="a TOML configuration")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, for example method.epochs=1 seed=3")]
+DataRoot = Annotated[
+    Path | None, typer.Option(help="where data sets lie; default: PYROFL_DATA, then ~/.cache/pyrofl/data")
+]
+
+
+@app.command()
+def run(
+    file: File,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="run directory; default: runs/NAME of the file")] = None,
+    data_root: DataRoot = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run that is already there")] = False,
+) -> None:
+    """Train: print the resolved configuration and the partition, then a line a round."""
+    reporter = Reporter(console)
+    config = load(file, overrides or [])
+    directory = RunDirectory(out or Path("runs") / file.stem)
+    if overwrite and directory.config.exists():
+        shutil.rmtree(directory.path)
+    directory.refuse_existing()
+    assembled = assemble(config, data_root=data_root, observer=reporter)
+    _say(assembled)
+    directory.create(_header(assembled.config, data_root) + assembled.config.toml())
+    _go(assembled.run(directory, reporter), reporter, directory)
+
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(help="a run directory")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="only rounds, engine, device, evaluate, on_error")
+    ] = None,
+    data_root: DataRoot = None,
+) -> None:
+    """Go on with a stopped run after its last committed round; `rounds` is the total."""
+    reporter = Reporter(console)
+    where = RunDirectory(directory)
+    if not where.config.exists():
+        raise ConfigError(
+            f"{directory} holds no run (no config.toml); start one with `pyrofl run FILE --out {directory}`"
+        )
+    text = where.config.read_text()
+    table = tomllib.loads(text)
+    for item in overrides or []:
+        key = item.partition("=")[0].split(".")[0].strip()
+        if key not in Config.RESUMABLE:
+            raise ConfigError(
+                f"{item}: only {', '.join(Config.RESUMABLE)} can change on resuming; start a new run for {key}"
+            )
+        override(table, item)
+    recorded = re.search(r"^# data-root: (.+)$", text, re.MULTILINE)
+    root = data_root or (Path(recorded[1]) if recorded else None)
+    assembled = assemble(config_of(table, str(where.config)), data_root=root, observer=reporter)
+    _go(assembled.run(where, reporter), reporter, where)
+
+
+def _go(run: Run, reporter: Reporter, directory: RunDirectory) -> None:
+    if run.done:
+        console.print(
+            f"round {run.round} of {run.rounds} is done: nothing to do. "
+            f"More rounds: pyrofl resume {directory.path} rounds={2 * run.rounds}"
+        )
+        return
+    if run.round:
+        console.print(f"going on after round {run.round} of {run.rounds}")
+    try:
+        with reporter.rounds(run.round, run.rounds):
+            for now in run:
+                reporter.round(now, run.rounds)
+    except KeyboardInterrupt:
+        console.print(f"stopped: round {run.round} stands. Go on with: pyrofl resume {directory.path}")
+        raise typer.Exit(130) from None
+    console.print(f"done: {directory.path} (compare runs with: pyrofl compare {directory.path} ...)")
+
+
+def _header(config: Config, data_root: Path | None) -> str:
+    lines = [
+        f"command: {shlex.join(['pyrofl', *sys.argv[1:]])}",
+        f"versions: pyrofl {__version__}, torch {torch.__version__}, pyro-ppl {pyro.__version__}, "
+        f"python {sys.version.split()[0]}",
+    ]
+    if data_root is not None:
+        lines.append(f"data-root: {data_root.resolve()}")
+    return "".join(f"# {line}\n" for line in lines) + "\n"
+
+
+def _say(assembled: Assembled) -> None:
+    console.print("[bold]configuration[/bold], as resolved")
+    console.print(Syntax(assembled.config.toml().strip(), "toml", background_color="default"))
+    _say_data(assembled)
+
+
+def _say_data(assembled: Assembled) -> None:
+    for note in assembled.federation.notes:
+        console.print(note, style="dim")
+    console.print(partition_table(assembled.federation))
+
+
+@app.command()
+def partition(
+    file: File,
+    overrides: Overrides = None,
+    plot: Annotated[Path | None, typer.Option(help="write the partition's figure to this PNG")] = None,
+    data_root: DataRoot = None,
+) -> None:
+    """Show who holds what, without training."""
+    from .federation import counts
+
+    assembled = assemble(load(file, overrides or []), data_root=data_root, observer=Reporter(console))
+    _say_data(assembled)
+    if plot is not None:
+        federation = assembled.federation
+        save(
+            plot_partition(counts(federation), [c.name for c in federation.clients], list(federation.classes)),
+            plot,
+        )
+        console.print(f"wrote {plot}")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="run directories")],
+    out: Annotated[Path | None, typer.Option(help="write compare.csv and the figures here")] = None,
+) -> None:
+    """One table of several runs: accuracy, NLL, Brier, ECE, bytes and seconds; and figures."""
+    compare_runs(runs, out, console)
+
+
+# SHRINK2
+
+_REGISTRIES: dict[str, Mapping[str, Any]] = {
+    "methods": METHODS,
+    "priors": PRIORS,
+    "guides": GUIDES,
+    "likelihoods": LIKELIHOODS,
+    "datasets": DATASETS,
+    "partitions": PARTITIONS,
+    "optimizers": OPTIMIZERS,
+    "engines": dict.fromkeys(ENGINES),
+}
+
+
+@app.command("list")
+def list_(what: Annotated[str, typer.Argument(help=", ".join(_REGISTRIES))] = "methods") -> None:
+    """What can be named in a configuration, with its keys."""
+    from .suggest import choose
+
+    choose(what, _REGISTRIES, "list")
+    table = RichTable("name", "what it is", "keys", title=what, title_justify="left")
+    for name, thing in _REGISTRIES[what].items():
+        table.add_row(name, _first_line(thing), _keys(thing))
+    console.print(table)
+
+
+def _first_line(thing: Callable[..., Any] | None) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0] if thing is not None else ""
+
+
+def _keys(thing: Callable[..., Any] | None) -> str:
+    if thing is None:
+        return ""
+    hidden = (
+        "program",
+        "model",
+        "rounds",
+        "seed",
+        "clients",
+        "progress",
+        "root",
+        "y",
+        "rng",
+        "kwargs",
+        "self",
+    )
+    return ", ".join(n for n in inspect.signature(thing).parameters if n not in hidden)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        console.print(f"pyrofl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+
+
+def main() -> None:
+    """The console script: errors that a user can mend are one message, without a traceback."""
+    try:
+        app()
+    except (ConfigError, RunStopped, FileNotFoundError, FileExistsError, ValueError) as error:
+        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False)
+        sys.exit(2)

@@ -1,0 +1,170 @@
+"""From one data set to a federation: partition, then test rows, then less data, then noise, then scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .data import Client, Data, Dataset, Federation
+from .noise import Noise
+from .partition import partition
+from .random import fold, generator
+from .suggest import choose
+
+
+def federate(
+    dataset: Dataset,
+    *,
+    key: Tensor,
+    clients: int | None = None,
+    split: Mapping[str, Any] | None = None,
+    test: float = 0.2,
+    fraction: float = 1.0,
+    noise: Mapping[str, Any] | None = None,
+    standardise: Literal["none", "client"] = "none",
+    empty: Literal["keep", "refuse"] = "keep",
+) -> Federation:
+    """Deal a data set to clients.
+
+    1. `split` says which client holds which rows; the default is by natural clients, or iid where there are
+       none.
+    2. Each client's rows are shuffled and round(test n) of them are its test rows: at least one and not all,
+       where it has two rows or more.
+    3. Of its training rows `fraction` stay, with the class proportions kept (`thin`).
+    4. `noise`, the arguments of `Noise`, falls on the splits that it names.
+    5. With `standardise = "client"` each feature of a table gets mean 0 and standard deviation 1 over the
+       client's own training rows; its test rows are scaled by the same numbers.
+
+    Train rows come in random order, and targets as the likelihood scores them: int64 for categorical, else
+    float32. Every step draws from its own stream of `key`. What was done is in the notes.
+    """
+    choose(standardise, ("none", "client"), "standardise")
+    choose(empty, ("keep", "refuse"), "empty")
+    if not 0 <= test < 1:
+        raise ValueError(f"test is the part of each client's rows held out, 0 <= test < 1, got {test}")
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction is the part of the training rows that stays, in (0, 1], got {fraction}")
+    if standardise == "client" and (dataset.x.dim() != 2 or dataset.test is not None):
+        raise ValueError(
+            "standardise = 'client' is for tables (N, features) without shared test rows, which belong to no "
+            f"client; here x has shape {tuple(dataset.x.shape)}: use 'none'"
+        )
+    if split is None:
+        split = {"kind": "iid" if dataset.site is None else "site"}
+    parts = partition(dataset, key=key, clients=clients, split=split)
+    names = dataset.sites if split["kind"] == "site" else [f"client{i}" for i in range(len(parts))]
+    disturb = Noise.of(noise) if noise is not None else None
+
+    def finish(x: Tensor, y: Tensor, part: str, *path: int) -> Data:
+        data = Data.of(x, y)
+        if disturb is not None and part in disturb.splits:
+            data = disturb(data, len(dataset.classes), fold(key, "noise", part, *path))
+        return data if dataset.likelihood == "categorical" else data._replace(y=data.y.float())
+
+    people = []
+    for i, (name, part) in enumerate(zip(names, parts)):
+        train, held = _hold_out(part, test, generator(fold(key, "test", i)))
+        train = train[thin(dataset.y.numpy()[train], fraction, generator(fold(key, "fraction", i)))]
+        client = Client(
+            name,
+            finish(dataset.x[train], dataset.y[train], "train", i),
+            finish(dataset.x[held], dataset.y[held], "test", i),
+        )
+        people.append(_standardised(client) if standardise == "client" else client)
+    common = finish(*dataset.test, "common") if dataset.test is not None else None
+
+    bare = [c.name for c in people if c.train.rows == 0]
+    said = f"{len(bare)} of {len(people)} clients have no training rows: {_few(bare)}"
+    if bare and empty == "refuse":
+        raise ValueError(f"{said}; use fewer clients, another split, or empty = 'keep'")
+    spare = len(dataset.y) - sum(map(len, parts))
+    notes = {
+        f"{len(dataset.y)} rows over {len(people)} clients by {_table(split)}": True,
+        f"{spare} rows are left over and belong to no client": spare > 0,
+        f"test rows: {test:.0%} of each client's rows, at random after the split": test > 0,
+        f"training rows: {fraction:.0%} of each client's, class by class; test rows are all kept": fraction < 1,
+        str(disturb): disturb is not None,
+        "features standardised by each client's own training rows": standardise == "client",
+        said: bool(bare),
+    }
+    said_once = (*dataset.notes, *(note for note, holds in notes.items() if holds))
+    return Federation(tuple(people), dataset.likelihood, dataset.classes, common, said_once)
+
+
+def thin(y: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """Positions of round(fraction n) rows (at least one), ascending, with the class proportions of y.
+
+    Row j of the n_c rows of class c, in random order, sits at (j + u_c) / n_c with u_c ~ U(0, 1), and the
+    rows that sit lowest stay. So each class keeps its fraction to within rounding, and the rows of a smaller
+    fraction are among those of a larger one. Targets that are not classes are thinned at random.
+    """
+    group = y if y.dtype.kind in "iub" else np.zeros(len(y), dtype=np.int64)
+    place = np.empty(len(y))
+    for c in np.unique(group):
+        rows = rng.permutation(np.flatnonzero(group == c))
+        place[rows] = (np.arange(len(rows)) + rng.random()) / len(rows)
+    keep = min(max(round(fraction * len(y)), 1), len(y))
+    return np.sort(np.argsort(place, kind="stable")[:keep])
+
+
+class Holding(NamedTuple):
+    """One line of the table of a partition."""
+
+    name: str
+    train: int  # rows
+    test: int  # rows
+    classes: tuple[int, ...]  # training rows of each class, empty for regression
+
+
+def counts(federation: Federation, *, split: Literal["train", "test", "all"] = "train") -> np.ndarray:
+    """Rows of each class at each client, (clients, classes) int64."""
+    choose(split, ("train", "test", "all"), "split")
+    if not federation.classes:
+        raise ValueError(f"a {federation.likelihood} federation has no classes to count")
+    held = ("train", "test") if split == "all" else (split,)
+    table = np.zeros((len(federation), len(federation.classes)), dtype=np.int64)
+    for row, client in zip(table, federation.clients):
+        for part in held:
+            data: Data = getattr(client, part)
+            row += np.bincount(data.y[: data.rows].long().numpy(), minlength=len(row))
+    return table
+
+
+def holdings(federation: Federation) -> list[Holding]:
+    """The table of a partition: name, rows and class counts of each client, in order of the clients."""
+    of_class = counts(federation).tolist() if federation.classes else [[] for _ in federation.clients]
+    return [Holding(c.name, c.train.rows, c.test.rows, tuple(n)) for c, n in zip(federation.clients, of_class)]
+
+
+def _hold_out(rows: np.ndarray, part: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """(train, test) rows, both in random order."""
+    rows = rng.permutation(rows)
+    held = min(max(round(part * len(rows)), 1), max(len(rows) - 1, 0)) if part else 0
+    return rows[held:], rows[:held]
+
+
+def _standardised(client: Client) -> Client:
+    """Scaled by the client's training rows; a feature that is constant there is only centred."""
+    if client.train.rows == 0:
+        return client
+    x = client.train.x.double()
+    center, spread = x.mean(0), x.std(0, correction=0)
+    spread = torch.where(spread > 1e-6 * (1 + center.abs()), spread, 1.0)
+
+    def scaled(data: Data) -> Data:
+        return data._replace(x=((data.x - center) / spread).to(data.x.dtype))
+
+    return Client(client.name, scaled(client.train), scaled(client.test))
+
+
+def _table(split: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{k} = {v}" for k, v in split.items() if k != "kind")
+    return f"{split['kind']} ({options})" if options else str(split["kind"])
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
