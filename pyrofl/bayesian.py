@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from . import random
 from .likelihoods import LIKELIHOODS, Likelihood
 from .plain import plain_, pyro_sites
+from .suggest import choose
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -185,33 +186,27 @@ class Bayesian(PyroModule):
     ):
         super().__init__()
         if isinstance(likelihood, str):
+            choose(likelihood, LIKELIHOODS, "likelihood")
             likelihood = LIKELIHOODS[likelihood]()
-        if own := pyro_sites(net):
-            raise ValueError(
-                f"the network has Pyro sites of its own ({', '.join(own)}): it gets priors here, so leave them plain "
-                "parameters, or give a complete Pyro model instead of a network"
-            )
+        _check(net, points)
         net = purify_(copy.deepcopy(net))
         self.plain = (plain_(copy.deepcopy(net)),)  # in a tuple: not a submodule, its weights are no parameters here
+        for module in net.modules():
+            if isinstance(module, PyroModule):
+                module._pyro_context.used = False  # Pyro refuses to nest a module that ran before; this is a copy
         to_pyro_module_(net)
         self.net = net
         self.prior, self.likelihood = copy.deepcopy(prior), copy.deepcopy(likelihood)
         self.likelihood.to(next(net.parameters()))  # dtype and device of the network
         self.weights: tuple[Weight, ...] = ()  # in the order of the network's parameters
-        seen: dict[int, str] = {}
         for path, module in list(self.net.named_modules()):
+            inputs = fan_in(module)
             for name, value in list(module.named_parameters(recurse=False)):
                 layer = f"net.{path}" if path else "net"
                 site = f"{layer}.{name}"
-                if id(value) in seen:
-                    raise ValueError(
-                        f"{site} shares its tensor with {seen[id(value)]}: tied weights have no prior of their own; "
-                        "untie them in the network"
-                    )
-                seen[id(value)] = site
                 if _is_point(site, name, path, module, points):
                     continue
-                weight = Weight(site, layer, value.detach().clone(), fan_in(module))
+                weight = Weight(site, layer, value.detach().clone(), inputs)
                 self.weights += (weight,)
                 self.prior.add(weight)
                 setattr(module, name, PyroSample(_PriorOf(self.prior, weight)))
@@ -223,6 +218,28 @@ class Bayesian(PyroModule):
         with pyro.plate("data", len(x)):
             pyro.sample("y", self.likelihood(out), obs=y)
         return out
+
+
+def _check(net: nn.Module, points: tuple[str, ...]) -> None:
+    """Refuse networks that cannot be lifted, and points that do not exist."""
+    if own := pyro_sites(net):
+        raise ValueError(
+            f"the network has Pyro sites of its own ({', '.join(own)}): it gets priors here, so leave them plain "
+            "parameters, or give a complete Pyro model instead of a network"
+        )
+    names: dict[Tensor, str] = {}
+    for name, value in net.named_parameters(remove_duplicate=False):
+        if value in names:
+            raise ValueError(
+                f"net.{name} shares its tensor with net.{names[value]}: tied weights have no prior of their own; untie "
+                "them in the network"
+            )
+        names[value] = name
+    if not names:
+        raise ValueError(f"{type(net).__name__} has no parameters: there is nothing to learn")
+    groups = [g for g in ("body", "head") if hasattr(net, g)]
+    for point in points:
+        choose(point, ("norm", "bias", *groups, *(f"net.{n}" for n in names.values())), "entry of points")
 
 
 def _is_point(site: str, name: str, path: str, module: nn.Module, points: tuple[str, ...]) -> bool:

@@ -10,17 +10,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .random import fold, permutation
+from .random import fold, is_mapped, permutation
 
 
 class Batch(NamedTuple):
-    """Rows of one local step. Those not in `live` only fill the shape; batch statistics come from `distinct`."""
+    """Rows of one local step. Rows of weight 0 only fill the shape; batch statistics come from `distinct`."""
 
     x: Tensor  # (B, ...)
     y: Tensor  # (B,)
-    n: Tensor  # () rows of the client's whole training set: the KL is divided by it
-    live: Tensor  # (B,) bool: the rows that count in the likelihood
-    distinct: Tensor  # (B,) bool: every different row of the batch once, live or not
+    n: Tensor  # () float: rows of the client's whole training set, at least 1; the KL is divided by it
+    weight: Tensor  # (B,) adds up to 1 over the rows that count, 0 elsewhere
+    distinct: Tensor  # (B,) bool: every different row of the batch once
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, n: int | None = None) -> Batch:
+        """All rows of x and y, each once, as a batch of a client with `n` rows (None: these)."""
+        every = torch.ones_like(y, dtype=torch.bool)
+        weight = torch.full_like(y, 1 / max(len(x), 1), dtype=x.dtype)
+        return cls(x, y, torch.tensor(float(max(n or len(x), 1)), dtype=x.dtype, device=x.device), weight, every)
+
+    @property
+    def live(self) -> Tensor:
+        """(B,) bool: the rows that count."""
+        return self.weight > 0
 
 
 class Data(NamedTuple):
@@ -34,7 +46,7 @@ class Data(NamedTuple):
     def of(cls, x: Tensor, y: Tensor) -> Data:
         if len(x) != len(y):
             raise ValueError(f"x has {len(x)} rows and y has {len(y)}: they must be the same rows")
-        return cls(x, y, torch.tensor(len(x)))
+        return cls(x, y, torch.tensor(len(x), device=x.device))
 
     @property
     def rows(self) -> int:
@@ -49,28 +61,51 @@ class Data(NamedTuple):
         return math.ceil(epochs * math.ceil(len(self.x) / size))
 
     def take(self, rows: Tensor, live: Tensor) -> Batch:
-        """The named rows as a batch; rows that are padding are zeroed, so that NaN in padding has no effect."""
+        """The named rows (B,) as a batch; rows that are padding are zeroed, so that NaN in padding has no effect."""
         real = rows < self.n  # (B,)
+        distinct = real & (torch.arange(len(rows), device=rows.device) < self.n)
+        return self._gather(rows, real, _weights(live & real, self.x.dtype), distinct, self._size())
+
+    def _size(self) -> Tensor:
+        return self.n.clamp_min(1).to(self.x.dtype if self.x.is_floating_point() else torch.float32)
+
+    def _gather(self, rows: Tensor, real: Tensor | None, weight: Tensor, distinct: Tensor, n: Tensor) -> Batch:
         x, y = self.x[rows], self.y[rows]
-        x = torch.where(real.reshape(-1, *[1] * (x.dim() - 1)), x, torch.zeros_like(x))
-        distinct = real & (torch.arange(len(rows), device=x.device) < self.n)
-        return Batch(x, torch.where(real, y, torch.zeros_like(y)), self.n, live & real, distinct)
+        if real is not None:
+            x = torch.where(real.reshape(-1, *[1] * (x.dim() - 1)), x, 0)
+            y = torch.where(real, y, 0)
+        return Batch(x, y, n, weight, distinct)
 
     def batches(self, key: Tensor, epochs: float, size: int) -> Iterator[tuple[Tensor, Batch]]:
         """(is the step live, batch) for each local step, by the shape of `x`; an epoch visits each row once.
 
         Every epoch has its own random order. Its last batch holds what is left: the free places are filled with rows
-        from the start of the order and marked as not live. The first min(size, n) rows of any batch are distinct.
+        from the start of the order, at weight 0. The first min(size, n) rows of any batch are distinct.
         """
-        N, steps = len(self.x), self.steps(epochs, size)
+        N, T, device = len(self.x), self.max_steps(epochs, size), self.x.device
+        if T == 0:
+            return
         per_epoch = torch.ceil(self.n / size).long().clamp_min(1)
-        orders = torch.stack([permutation(fold(key, e), N, self.n) for e in range(math.ceil(epochs))])  # (E, N)
-        slot = torch.arange(size, device=self.x.device)
-        for t in range(self.max_steps(epochs, size)):
-            epoch = (t // per_epoch).clamp_max(len(orders) - 1)
-            place = (t % per_epoch) * size + slot  # (B,)
-            rows = orders[epoch][place % self.n.clamp_min(1)]
-            yield t < steps, self.take(rows, place < self.n)
+        keys = fold(key, torch.arange(math.ceil(epochs), device=device))
+        orders = torch.stack([permutation(k, N, self.n) for k in keys])  # (E, N)
+        t = torch.arange(T, device=device)
+        epoch = (t // per_epoch).clamp_max(len(orders) - 1)  # (T,)
+        place = (t % per_epoch).unsqueeze(1) * size + torch.arange(size, device=device)  # (T, B)
+        rows = orders[epoch.unsqueeze(1), place % self.n.clamp_min(1)]
+        real = rows < self.n
+        distinct = real & (torch.arange(size, device=device) < self.n)
+        weight = _weights((place < self.n) & real, self.x.dtype)
+        steps, n = t < self.steps(epochs, size), self._size()
+        padded = is_mapped(self.n) or self.rows < N
+        for step, r, a, w, d in zip(steps, rows.unbind(), real.unbind(), weight.unbind(), distinct.unbind()):
+            yield step, self._gather(r, a if padded else None, w, d, n)
+
+    def step_rows(self, epochs: float, size: int) -> Tensor:
+        """(T,) rows that count in each step of `batches`, 0 after the client's last one."""
+        t = torch.arange(self.max_steps(epochs, size), device=self.x.device)
+        per_epoch = torch.ceil(self.n / size).long().clamp_min(1)
+        left = self.n - (t % per_epoch) * size
+        return torch.where(t < self.steps(epochs, size), left.clamp(0, size), 0)
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """All rows once, in order, for evaluation and for batch-norm statistics."""
@@ -88,6 +123,12 @@ class Data(NamedTuple):
         rows = (m + torch.arange(most, device=self.x.device)) % self.n.clamp_min(1)
         kept = max(N - most + 2, 1)
         return Data(self.x[:kept], self.y[:kept], m), Data(self.x[rows], self.y[rows], self.n - m)
+
+
+def _weights(live: Tensor, dtype: torch.dtype) -> Tensor:
+    """1 / (number of live rows) on the live ones, 0 elsewhere, along the last axis."""
+    live = live.to(dtype if dtype.is_floating_point else torch.float32)
+    return live / live.sum(-1, keepdim=True).clamp_min(1)
 
 
 @dataclass(frozen=True)

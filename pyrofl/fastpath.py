@@ -7,22 +7,21 @@ Delta guide, and gives the numbers of the traced ELBO from the same noise (a tes
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoDelta
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import kl_divergence
-from torch.func import functional_call
 
 from .bayesian import Bayesian, forward_pass
 from .data import Batch
 from .guides import Normal
 from .handlers import standard_noise
-from .likelihoods import parameters
-from .meanfield import gaussian_kl, positive_scale
-from .tree import Tree
+from .likelihoods import Likelihood, parameters
+from .meanfield import draw_and_kl, positive_scale
+from .tree import Tree, blocks
 
 if TYPE_CHECKING:
     from .program import Program
@@ -34,7 +33,7 @@ class FastPath:
     def __init__(self, program: Program):
         model = program.model
         assert isinstance(model, Bayesian)
-        self.net, self.likelihood = model.plain[0], model.likelihood
+        self.likelihood = model.likelihood
         self.mean_field = isinstance(program.guide, Normal)
         self.closed = program.closed
         self.sites = [w.site for w in model.weights]
@@ -45,8 +44,11 @@ class FastPath:
         with torch.no_grad():
             self.priors = [model.prior(w) for w in model.weights]
         self.gaussian = self._gaussian(self.priors)
+        self.flat = all(isinstance(p, dist.ImproperUniform) for p in self.priors)
         head = "model.net."
-        self.fixed = {k: k.removeprefix(head) for k in program.theta0 if k.startswith(head)}
+        self.fixed = [k for k in program.theta0 if k.startswith(head)]
+        names = [s.removeprefix("net.") for s in self.sites] + [k.removeprefix(head) for k in self.fixed]
+        self.net = _Swapped(model.plain[0], names)
         self.noise_parameters = {
             k: k.removeprefix("model.likelihood.") for k in program.theta0 if k.startswith("model.likelihood.")
         }
@@ -62,8 +64,8 @@ class FastPath:
         )
         return FastPath(program) if fits else None
 
-    def _gaussian(self, priors: list[dist.Distribution]) -> tuple[Tensor, Tensor] | None:
-        """(loc, scale) of all priors, flat or scalar, where every prior is a Normal."""
+    def _gaussian(self, priors: list[dist.Distribution]) -> tuple[Tensor | float, Tensor | float] | None:
+        """(loc, scale) of all priors where every prior is a Normal: flat vectors, or numbers where all are alike."""
         bases = [p.base_dist if isinstance(p, dist.Independent) else p for p in priors]
         if not all(isinstance(b, dist.Normal) for b in bases):
             return None
@@ -72,60 +74,66 @@ class FastPath:
             for what in ("loc", "scale")
         )
         if (loc == loc[0]).all() and (scale == scale[0]).all():
-            return loc[0].clone(), scale[0].clone()
+            return float(loc[0]), float(scale[0])
         return loc, scale
 
     def elbo(self, theta: Tree, batch: Batch, key: Tensor, prior: Tree | None) -> tuple[Tensor, Tensor]:
-        """(sum of -log-likelihood over the live rows, KL), in nats."""
-        loc = torch.cat([theta[k].reshape(-1) for k in self.loc_names])  # (D,)
+        """(mean of -log-likelihood over the rows that count, KL), in nats."""
+        phi = prior or {}
         if self.mean_field:
-            scale = positive_scale(torch.cat([theta[k].reshape(-1) for k in self.scale_names]))
-            w = loc + scale * standard_noise(key, loc)
+            loc, rho = blocks(theta, self.loc_names, self.scale_names)  # (D,)
+            noise = standard_noise(key, loc)
+            if self.gaussian is not None and self.closed:
+                m, s = self._override(phi) if phi else self.gaussian
+                w, kl = draw_and_kl(loc, rho, noise, m, s)
+            else:
+                scale = positive_scale(rho)
+                w = loc + scale * noise
+                kl = self._kl(loc, scale, w, phi)
         else:
-            scale, w = None, loc
-        fn = self._run(theta, w, batch.x, key, rows=batch.distinct)
-        loglik = fn.log_prob(batch.y)  # (B,)
-        nll = -torch.where(batch.live, loglik, 0.0).sum()
-        return nll, self._kl(loc, scale, w, prior or {})
+            (w,) = blocks(theta, self.loc_names)
+            kl = self._kl(w, None, w, phi)
+        likelihood, out = self._run(theta, w, batch.x, key, rows=batch.distinct)
+        return -torch.dot(batch.weight, likelihood.log_prob(out, batch.y)), kl
 
     def predict(self, theta: Tree, x: Tensor, key: Tensor | None, *, dropout: bool) -> Tensor:
-        w = torch.cat([theta[k].reshape(-1) for k in self.loc_names])
+        (w,) = blocks(theta, self.loc_names)
         if self.mean_field and key is not None:
-            scale = positive_scale(torch.cat([theta[k].reshape(-1) for k in self.scale_names]))
-            w = w + scale * standard_noise(key, w)
-        return parameters(self._run(theta, w, x, key if dropout else None))
+            (rho,) = blocks(theta, self.scale_names)
+            w = torch.addcmul(w, positive_scale(rho), standard_noise(key, w))
+        likelihood, out = self._run(theta, w, x, key if dropout else None)
+        return parameters(likelihood(out))
 
     def _run(
         self, theta: Tree, w: Tensor, x: Tensor, key: Tensor | None, *, rows: Tensor | None = None
-    ) -> dist.Distribution:
+    ) -> tuple[Likelihood, Tensor]:
+        """The likelihood, with its own parameters from the tree, and the network's output (B, K)."""
         pieces = torch.split(w, self.sizes)
-        tensors = {s.removeprefix("net."): v.view(n) for s, v, n in zip(self.sites, pieces, self.shapes)}
-        tensors.update({short: theta[k] for k, short in self.fixed.items()})
+        tensors = [v.view(n) for v, n in zip(pieces, self.shapes)] + [theta[k] for k in self.fixed]
         with forward_pass(key, rows):
-            out = functional_call(self.net, tensors, (x,))
-        noise = {short: theta[k] for k, short in self.noise_parameters.items()}
-        return functional_call(self.likelihood, noise, (out,)) if noise else self.likelihood(out)
+            out = self.net(tensors, x)
+        return self.likelihood.holding({short: theta[k] for k, short in self.noise_parameters.items()}), out
 
     def _kl(self, loc: Tensor, scale: Tensor | None, w: Tensor, phi: Tree) -> Tensor:
         """KL(q || p) over all weights; for a point mass, -log p(w)."""
-        if self.gaussian is not None and (self.closed or scale is None):
+        if self.flat and not phi:
+            return w.new_zeros(())
+        if self.gaussian is not None and scale is None:
             m, s = self._override(phi) if phi else self.gaussian
-            if scale is not None:
-                return gaussian_kl(loc, scale, m, s)
-            z = (w - m) / s
-            return (0.5 * (z * z + math.log(2 * math.pi)) + torch.log(s).expand_as(w)).sum()
+            z, log_s = (w - m) / s, math.log(s) * len(w) if isinstance(s, float) else torch.log(s).sum()
+            return 0.5 * (torch.dot(z, z) + math.log(2 * math.pi) * len(w)) + log_s
         return self._kl_by_site(loc, scale, w, phi)
 
     def _override(self, phi: Tree) -> tuple[Tensor, Tensor]:
+        """(loc, scale) of all priors as flat vectors, those that `phi` names taken from it."""
         assert self.gaussian is not None
-        m, s = (g.expand(sum(self.sizes)) for g in self.gaussian)
-        if len(phi) == 2 * len(self.sites):
-            return tuple(torch.cat([phi[f"{n}/{p}"].reshape(-1) for n in self.sites]) for p in ("loc", "scale"))  # type: ignore[return-value]
-        ms = [
-            [phi.get(f"{n}/{p}", old).reshape(-1) for n, old in zip(self.sites, torch.split(g, self.sizes))]
-            for p, g in (("loc", m), ("scale", s))
-        ]
-        return torch.cat(ms[0]), torch.cat(ms[1])
+        flat = []
+        for name, own in zip(("loc", "scale"), self.gaussian):
+            like = next(iter(phi.values()))
+            own = (like.new_tensor(own) if isinstance(own, float) else own).expand(sum(self.sizes))
+            pieces = zip(self.sites, torch.split(own, self.sizes))
+            flat.append(torch.cat([phi.get(f"{site}/{name}", piece).reshape(-1) for site, piece in pieces]))
+        return flat[0], flat[1]
 
     def _kl_by_site(self, loc: Tensor, scale: Tensor | None, w: Tensor, phi: Tree) -> Tensor:
         total = []
@@ -147,6 +155,28 @@ class FastPath:
             )
             total.append(divergence(q, p, v.view(shape), closed=self.closed))
         return torch.stack(total).sum()
+
+
+class _Swapped:
+    """`net(x)` with the named tensors in place of its own: what `functional_call` does, its lookups done once."""
+
+    def __init__(self, net: nn.Module, names: list[str]):
+        self.net = net
+        self.slots: list[tuple[dict[str, Any], str]] = []
+        for name in names:
+            path, _, leaf = name.rpartition(".")
+            module: Any = net.get_submodule(path)
+            self.slots.append((module._parameters if leaf in module._parameters else module._buffers, leaf))
+        self.own = [store[leaf] for store, leaf in self.slots]
+
+    def __call__(self, tensors: list[Tensor], x: Tensor) -> Tensor:
+        try:
+            for (store, leaf), v in zip(self.slots, tensors):
+                store[leaf] = v
+            return self.net(x)
+        finally:
+            for (store, leaf), v in zip(self.slots, self.own):
+                store[leaf] = v
 
 
 def divergence(q: dist.Distribution | None, p: dist.Distribution, value: Tensor, *, closed: bool) -> Tensor:

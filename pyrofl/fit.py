@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ from torch.func import grad_and_value, vmap
 
 from .data import Batch, Data
 from .optim import Optimizer
-from .random import fold
+from .random import fold, is_mapped
 from .tree import Ravel, Tree, only, without
 
 Loss = Callable[[Tree, Batch, Tensor], "Tensor | tuple[Tensor, Tree]"]
@@ -24,15 +25,6 @@ class NonFinite(ArithmeticError):
     def __init__(self, step: int, tensor: str, loss: float):
         super().__init__(f"step {step}: the loss is {loss:g} and the gradient of {tensor!r} is not finite")
         self.step, self.tensor = step, tensor
-
-
-def is_mapped(x: Tensor) -> bool:
-    """Whether `x` is being mapped over by `vmap`, where its value cannot be asked for."""
-    try:
-        x.item()
-    except RuntimeError:
-        return True
-    return False
 
 
 def fit(
@@ -56,36 +48,40 @@ def fit(
     free = theta if names is None else only(theta, names)
     held, ravel = without(theta, free), Ravel(free)
     flat, push = ravel.flat(free), None if shift is None else ravel.flat(only(shift, free))
-    state = optimizer.init({"": flat})
-    order, draws = fold(key, "order"), fold(key, "draws")
-    steps, mapped = data.steps(epochs, size), is_mapped(data.n) or is_mapped(key)
-    last = steps - torch.ceil(data.n / size)  # the last epoch starts here
-    sums: Tree = {}
-    for t, (live, batch) in enumerate(data.batches(order, epochs, size)):
+    state, steps = optimizer.init({"": flat}), data.steps(epochs, size)
+    keys = fold(fold(key, "draws"), torch.arange(data.max_steps(epochs, size), device=key.device))  # (T,)
+    mapped = is_mapped(data.n) or is_mapped(key)
+    log: list[Tree] = []
+    for t, (live, batch) in enumerate(data.batches(fold(key, "order"), epochs, size)):
         if not mapped and not live:
             break
-        at = lambda f, b=batch, t=t: _with_scalars(loss({**held, **ravel.tree(f)}, b, fold(draws, t)))
-        g, (value, scalars) = grad_and_value(at, has_aux=True)(flat) if mapped else _backward(at, flat)
-        finite = torch.isfinite(value + g.sum())
-        if not mapped and not finite:
-            bad = torch.nonzero(~torch.isfinite(g))
-            tensor = ravel.name_at(int(bad[0])) if len(bad) else "no tensor"
-            raise NonFinite(t, tensor, float(value))
-        new, after = optimizer.update({"": g if push is None else g + push}, state, {"": flat})
+        at = lambda f, b=batch, t=t: _with_scalars(loss(ravel.tree(f, held), b, keys[t]))
         if mapped:
-            moved = torch.where(finite, new[""], torch.nan)
-            flat = torch.where(live, moved, flat)
+            g, (value, scalars) = grad_and_value(at, has_aux=True)(flat)
+            moved = g if push is None else g + push
+            new, after = optimizer.update({"": moved}, state, {"": flat})
+            finite = torch.isfinite(value + g.sum())
+            flat = torch.where(live, torch.where(finite, new[""], torch.nan), flat)
             state = {k: torch.where(live, after[k], state[k]) for k in state}
         else:
-            flat, state = new[""], after
-        rows = torch.where(live & (t >= last), batch.live.sum(), 0)
-        for name, v in {"loss": value, **scalars, "": torch.ones_like(value)}.items():
-            sums[name] = sums.get(name, 0) + rows * torch.where(rows > 0, v, 0.0)
-    rows = sums.pop("", torch.zeros(())).clamp_min(1)
-    return {**held, **ravel.tree(flat)}, {
-        **{k: v / rows for k, v in sums.items()},
-        "steps": steps.to(flat.dtype),
-    }
+            g, (value, scalars) = _backward(at, flat)
+            if not math.isfinite(value + g.sum()):
+                bad = torch.nonzero(~torch.isfinite(g))
+                raise NonFinite(t, ravel.name_at(int(bad[0])) if len(bad) else "no tensor", float(value))
+            optimizer.step_(flat, g if push is None else g + push, state)
+        log.append({"loss": value, **scalars})
+    info = _last_epoch(log, data.step_rows(epochs, size), steps - torch.ceil(data.n / size))
+    return dict(ravel.tree(flat, held)), {**info, "steps": steps.to(flat.dtype)}
+
+
+def _last_epoch(log: list[Tree], rows: Tensor, start: Tensor) -> Tree:
+    """Means of the logged scalars over the live rows from step `start` on."""
+    if not log:
+        return {}
+    t = torch.arange(len(log), device=rows.device)
+    rows = torch.where(t >= start, rows[: len(log)], 0)
+    columns = {k: torch.stack([row[k] for row in log]) for k in log[0]}  # (T,)
+    return {k: torch.where(rows > 0, rows * v, 0.0).sum() / rows.sum().clamp_min(1) for k, v in columns.items()}
 
 
 def _with_scalars(out: Tensor | tuple[Tensor, Tree]) -> tuple[Tensor, Tree]:
@@ -93,7 +89,7 @@ def _with_scalars(out: Tensor | tuple[Tensor, Tree]) -> tuple[Tensor, Tree]:
 
 
 def _backward(f: Callable[[Tensor], tuple[Tensor, Tree]], flat: Tensor) -> tuple[Tensor, tuple[Tensor, Tree]]:
-    """`grad_and_value` by reverse mode without functorch's wrappers: the same numbers, less overhead a step."""
+    """`grad_and_value` without functorch's wrappers: the same numbers, less overhead a step."""
     leaf = flat.detach().requires_grad_()
     with torch.enable_grad():
         value, scalars = f(leaf)

@@ -84,7 +84,8 @@ def latents(trace: Trace) -> list[str]:
 def localise_(model: PyroModule) -> None:
     """Let a PyroModule that was built without module-local parameters run with them.
 
-    Pyro gives a module its own parameter state only if the setting is on while it is built, which is not asked of users.
+    Pyro gives a module its own parameter state only if the setting is on while it is built, which is not asked of
+    users.
     """
     for module in model.modules():
         if isinstance(module, PyroModule) and not hasattr(module._pyro_context, "param_state"):
@@ -108,7 +109,7 @@ def contained(module: nn.Module) -> Any:
 
 def standard_noise(key: Tensor, like: Tensor) -> Tensor:
     """The standard normals (D,) behind one draw of all D weights of a mean-field guide."""
-    return random.normal(random.fold(key, "weights"), like.shape, like.dtype)
+    return random.normal(key, like.shape, like.dtype)
 
 
 class keyed(Messenger):

@@ -12,6 +12,8 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 KINDS = ("categorical", "bernoulli", "gaussian", "poisson")
 _MAX_LOG_RATE = 30.0  # exp(30) events a row: larger log-rates would overflow float32 sums
@@ -25,6 +27,23 @@ class Likelihood(nn.Module):
     def forward(self, out: Tensor) -> dist.Distribution:
         raise NotImplementedError(f"{type(self).__name__} must define forward(out) -> Distribution")
 
+    def log_prob(self, out: Tensor, y: Tensor) -> Tensor:
+        """log p(y | out) of each row, (B,) in nats."""
+        return self(out).log_prob(y)
+
+    def holding(self, tensors: dict[str, Tensor]) -> Likelihood:
+        """This likelihood with `tensors` as its parameters; nothing is copied or changed."""
+        return _Holding(self, tensors) if tensors else self
+
+
+class _Holding(Likelihood):
+    def __init__(self, base: Likelihood, tensors: dict[str, Tensor]):
+        super().__init__()
+        self.base, self.tensors, self.kind = (base,), tensors, base.kind  # in a tuple: not a submodule
+
+    def forward(self, out: Tensor) -> dist.Distribution:
+        return functional_call(self.base[0], self.tensors, (out,))
+
 
 class Categorical(Likelihood):
     """y | out = class c with probability softmax(out)_c."""
@@ -33,6 +52,9 @@ class Categorical(Likelihood):
 
     def forward(self, out: Tensor) -> dist.Distribution:
         return dist.Categorical(logits=out, validate_args=False)
+
+    def log_prob(self, out: Tensor, y: Tensor) -> Tensor:
+        return -cross_entropy(out, y.long(), reduction="none")  # one fused operation
 
 
 class Bernoulli(Likelihood):

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from .names import nearest
 from .tree import Tree, pack, part, tmap, zeros
@@ -27,6 +29,10 @@ class Optimizer:
         """(new parameters, new state) after one step."""
         raise NotImplementedError(f"{type(self).__name__} must define update")
 
+    def step_(self, theta: Tensor, gradient: Tensor, state: Tree) -> None:
+        """`update` of one vector in place, with torch's fused kernels: the same numbers to rounding, fewer passes."""
+        raise NotImplementedError(f"{type(self).__name__} must define step_")
+
     def _penalised(self, gradient: Tree, theta: Tree) -> Tree:
         return tmap(lambda g, p: g + self.decay * p, gradient, theta) if self.decay else gradient
 
@@ -46,6 +52,20 @@ class SGD(Optimizer):
             g = tmap(lambda m, d: self.momentum * m + d, part(state, "m"), g)
             state = pack(m=g)
         return tmap(lambda p, d: p - self.lr * d, theta, g), state
+
+    def step_(self, theta: Tensor, gradient: Tensor, state: Tree) -> None:
+        sgd(
+            [theta],
+            [gradient],
+            list(part(state, "m").values()) or [None],
+            fused=True,
+            weight_decay=self.decay,
+            momentum=self.momentum,
+            lr=_number(self.lr),
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
 
 
 @dataclass(frozen=True)
@@ -71,6 +91,27 @@ class Adam(Optimizer):
         size, root = self.lr / (1 - self.b1**t), (1 - self.b2**t).sqrt()
         step = lambda p, m, v: p - size * (m / (v.sqrt() / root + self.eps))
         return tmap(step, theta, m, v), {**pack(m=m, v=v), "t": t}
+
+    def step_(self, theta: Tensor, gradient: Tensor, state: Tree) -> None:
+        adam(
+            [theta],
+            [gradient],
+            *([s] for k in ("m", "v") for s in part(state, k).values()),
+            max_exp_avg_sqs=[],
+            state_steps=[state["t"]],
+            fused=True,
+            amsgrad=False,
+            beta1=self.b1,
+            beta2=self.b2,
+            lr=_number(self.lr),
+            weight_decay=self.decay,
+            eps=self.eps,
+            maximize=False,
+        )
+
+
+def _number(lr: float | Tensor) -> float:
+    return float(lr)
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam}

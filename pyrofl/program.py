@@ -1,7 +1,7 @@
 """Program: a Pyro model and its guide as pure functions of named tensors.
 
-`loss` is the negative ELBO of stochastic variational inference. A mean-field Normal or Delta guide over a lifted network
-takes the fast path (`fastpath`); everything else is traced by Pyro's own handlers.
+`loss` is the negative ELBO of stochastic variational inference. A mean-field Normal or Delta guide over a lifted
+network takes the fast path (`fastpath`); everything else is traced by Pyro's own handlers.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Program:
     `guide(model, init_loc_fn=...)` builds the guide. `x`, `y` are a few example rows: the model is traced on them once,
     with Pyro's validation on, so that its own shape errors reach the user here. `kl` is "closed" (the KL in closed form
     where both densities allow it, as in Pyro's TraceMeanField_ELBO) or "draw" (log q - log p at the draw, as in
-    Trace_ELBO). `beta` weighs the KL in the loss: 1 is each client's own ELBO, 1/K counts the prior once over K clients.
-    A step averages over `particles` draws.
+    Trace_ELBO). `beta` weighs the KL in the loss: 1 is each client's own ELBO, 1/K counts the prior once over K
+    clients. A step averages over `particles` draws.
     """
 
     def __init__(
@@ -141,17 +141,13 @@ class Program:
         flat = [s for s in self.sites if _is_improper(self.guide.prototype_trace.nodes[s]["fn"])]
         if flat and not isinstance(self.guide, AutoDelta):
             raise ValueError(
-                f"the prior of {flat[0]!r} is flat: it has no integral, so a {type(self.guide).__name__} guide has no KL "
-                "to it; use guide = 'delta', or a proper prior such as 'gaussian'"
+                f"the prior of {flat[0]!r} is flat: it has no integral, so a {type(self.guide).__name__} guide has no "
+                "KL to it; use guide = 'delta', or a proper prior such as 'gaussian'"
             )
 
     def _check_loss(self, x: Tensor, y: Tensor) -> None:
-        live = torch.ones(len(x), dtype=torch.bool, device=x.device)
-        batch, key = (
-            Batch(x, y, torch.tensor(len(x), device=x.device), live, live),
-            random.root(0).to(x.device),
-        )
-        moved = {k: v + 0.01 if k in self.trainable else v for k, v in self.theta0.items()}
+        batch, key = Batch.of(x, y), random.root(0).to(x.device)
+        moved = {k: self._moved(k, v, key) for k, v in self.theta0.items()}
         with torch.no_grad():
             if torch.equal(self.loss(self.theta0, batch, key), self.loss(moved, batch, key)):
                 raise ValueError("the loss does not move with the guide's parameters: does the model use its sites?")
@@ -204,11 +200,7 @@ class Program:
         return {k: self._initial(k, v, random.fold(key, k)) for k, v in self.theta0.items()}
 
     def _initial(self, name: str, value: Tensor, key: Tensor) -> Tensor:
-        if (
-            name in self.buffers
-            or name.startswith((_SCALE, "model.likelihood."))
-            or name.startswith("guide.locs.prior.")
-        ):
+        if name in self.buffers or name.startswith((_SCALE, "model.likelihood.", "guide.locs.prior.")):
             return value.clone()
         noise = random.normal(key.to(value.device), value.shape, value.dtype)
         if self.path(name) not in self._start and not name.startswith("model."):
@@ -217,7 +209,7 @@ class Program:
         return torch.where(spread > 0, value.mean() + spread * noise, value)
 
     def loss(self, theta: Tree, batch: Batch, key: Tensor, prior: Tree | None = None) -> Tensor:
-        """-ELBO / n from one batch, a scalar in nats per row: mean of -log p(y | x, w) over live rows + beta KL(q||p)/n.
+        """-ELBO / n of a batch, a scalar in nats per row: mean of -log p(y | x, w) over live rows + beta KL(q||p) / n.
 
         `prior` (`site/loc`, `site/scale`; see `as_prior`) replaces the priors it names.
         """
@@ -226,14 +218,16 @@ class Program:
     def parts(self, theta: Tree, batch: Batch, key: Tensor, prior: Tree | None = None) -> tuple[Tensor, Tree]:
         """The loss and, detached, its two parts `nll` and `kl`, all in nats per row."""
         elbo = self._fast.elbo if self._fast is not None else self.traced_elbo
-        keys = [key] if self.particles == 1 else [random.fold(key, s) for s in range(self.particles)]
-        draws = [elbo(theta, batch, k, prior) for k in keys]
-        nll = sum(a for a, _ in draws) / (len(keys) * batch.live.sum().clamp_min(1))
-        kl = self.beta * sum(b for _, b in draws) / (len(keys) * batch.n.clamp_min(1))
+        if self.particles == 1:
+            nll, kl = elbo(theta, batch, key, prior)
+        else:
+            draws = [elbo(theta, batch, random.fold(key, s), prior) for s in range(self.particles)]
+            nll, kl = (torch.stack(parts).mean() for parts in zip(*draws))
+        kl = kl * self.beta / batch.n
         return nll + kl, {"nll": nll.detach(), "kl": kl.detach()}
 
     def traced_elbo(self, theta: Tree, batch: Batch, key: Tensor, prior: Tree | None = None) -> tuple[Tensor, Tensor]:
-        """(-log-likelihood summed over the live rows, KL) in nats, by Pyro's traces: the oracle of the fast path."""
+        """(mean of -log-likelihood over the rows that count, KL) in nats, by Pyro's traces: the fast path's oracle."""
 
         def run(model: PyroModule, guide: nn.Module) -> tuple[Tensor, Tensor]:
             with keyed(random.fold(key, "guide"), self._noise(key)):
@@ -242,7 +236,7 @@ class Program:
                 p = poutine.trace(poutine.replay(model, q)).get_trace(batch.x, batch.y)
             p.compute_log_prob()
             loglik = p.nodes[self.observed]["unscaled_log_prob"]  # (B,)
-            return -torch.where(batch.live, loglik, 0.0).sum(), self._kl(q, p)
+            return -(batch.weight * loglik).sum(), self._kl(q, p)
 
         return self._call(theta, run)
 
@@ -287,7 +281,7 @@ class Program:
 
     def _call(self, theta: Tree, run: Callable[..., Any]) -> Any:
         with quiet():
-            return functional_call(self._joint, theta, (run,))
+            return functional_call(self._joint, dict(theta), (run,))
 
     def refresh(self, theta: Tree, data: Data, *, size: int = 256) -> Tree:
         """`theta` with its batch-norm statistics recomputed over the client's rows at the posterior mean.
@@ -299,7 +293,7 @@ class Program:
         sums: dict[str, list[Tensor]] = {}
         for batch in data.chunks(size):
             for layer, (mean, var) in self._statistics(theta, batch).items():
-                w = batch.live.sum()
+                w = batch.distinct.sum()
                 old = sums.setdefault(layer, [torch.zeros_like(mean), torch.zeros_like(mean), torch.zeros_like(w)])
                 for i, v in enumerate((w * mean, w * (var + mean.square()), w)):
                     old[i] = old[i] + v
@@ -319,7 +313,7 @@ class Program:
         def run(model: PyroModule, guide: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
             with keyed(random.root(0), self._noise(None)):
                 q = poutine.trace(guide).get_trace(batch.x, batch.y)
-            with forward_pass(rows=batch.live) as now:
+            with forward_pass(rows=batch.distinct) as now:
                 poutine.replay(model, q)(batch.x, batch.y)
             return now.statistics
 
@@ -350,9 +344,11 @@ class Program:
         """The declared priors as {site: (loc, scale)} where all are Normal, else None."""
         if self._fast is None or self._fast.gaussian is None:
             return None
-        ravel = Ravel({s: self.theta0[self.loc_name(s)] for s in self.sites})
-        loc, scale = (ravel.tree(v.expand(sum(ravel.sizes)).contiguous()) for v in self._fast.gaussian)
-        return {s: (loc[s], scale[s]) for s in loc}
+        like = {s: self.theta0[self.loc_name(s)] for s in self.sites}
+        ravel = Ravel(like)
+        flat = ravel.flat(like)
+        loc, scale = (ravel.tree(torch.as_tensor(v).to(flat).expand_as(flat)) for v in self._fast.gaussian)
+        return {s: (loc[s].clone(), scale[s].clone()) for s in like}
 
     @property
     def sites(self) -> tuple[str, ...]:

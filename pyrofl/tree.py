@@ -127,9 +127,11 @@ class Ravel:
     def flat(self, a: Tree) -> Tensor:
         return torch.cat([a[k].reshape(-1) for k in self.names])  # (P,)
 
-    def tree(self, flat: Tensor) -> Tree:
+    def tree(self, flat: Tensor, held: Tree | None = None) -> Raveled:
+        """The named tensors as views of the vector, beside those in `held`."""
         pieces = torch.split(flat, self.sizes)
-        return {k: v.view(s) for k, v, s in zip(self.names, pieces, self.shapes)}
+        views = {k: v.view(s) for k, v, s in zip(self.names, pieces, self.shapes)}
+        return Raveled({**(held or {}), **views}, flat, self)
 
     def name_at(self, position: int) -> str:
         """Name of the tensor that holds the given position of the flat vector."""
@@ -138,3 +140,26 @@ class Ravel:
                 return name
             position -= size
         raise IndexError(f"position {position} is beyond the flat vector")
+
+
+class Raveled(dict[str, Tensor]):
+    """A tree that remembers the vector it views, so that runs of neighbours can be had as one slice of it."""
+
+    def __init__(self, tensors: Tree, vector: Tensor, ravel: Ravel):
+        super().__init__(tensors)
+        self.vector, self.ravel = vector, ravel
+
+
+def blocks(theta: Tree, *groups: Sequence[str]) -> list[Tensor]:
+    """Each group of names as one flat vector: by slices of a `Raveled` tree where the groups are neighbours in order."""
+    if isinstance(theta, Raveled):
+        names, sizes = theta.ravel.names, theta.ravel.sizes
+        wanted = tuple(name for group in groups for name in group)
+        first = names.index(wanted[0]) if wanted[0] in names else len(names)
+        if names[first : first + len(wanted)] == wanted:
+            ends, at = [sum(sizes[:first])], first
+            for group in groups:
+                ends.append(sum(sizes[at : at + len(group)]))
+                at += len(group)
+            return list(torch.split(theta.vector, [*ends, sum(sizes[at:])])[1:-1])
+    return [torch.cat([theta[k].reshape(-1) for k in group]) for group in groups]

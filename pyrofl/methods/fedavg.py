@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -32,7 +32,7 @@ class FedAvg:
     """
 
     program: Program
-    optimizer: Optimizer = SGD(0.1)
+    optimizer: Optimizer = field(default=SGD(0.1))
     epochs: float = 1.0
     size: int = 32
     weighting: Literal["rows", "uniform"] = "rows"
@@ -137,7 +137,7 @@ class BayFL(FedAvg):
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
         if self.schedule == "a":
             return super().local(down, own, data, key)
-        k = down["round"]
+        k = down["round"].double()
         share = {"a/sqrt(K)": torch.ones_like(k) * self.rounds**-0.5, "a/k": 1 / k, "a/sqrt(k)": k**-0.5}[self.schedule]
         rate = self.optimizer.lr * share
         y, info = self.fit(self.program.parts, down, data, key, optimizer=with_rate(self.optimizer, rate))

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..data import Data
-from ..fit import is_mapped, over
+from ..fit import over
 from ..method import Reply
 from ..optim import Adam, Optimizer, with_rate
-from ..random import fold
+from ..random import fold, is_mapped
 from ..tree import Tree, only, stack, where
 from .fedavg import BayFL
 
@@ -27,9 +27,9 @@ class MetaBayFL(BayFL):
     training rows (their order is random), never test data.
 
     Our reading where the paper is open: candidates train on D_n minus d_n and are scored on d_n, by the negative
-    log-likelihood over `score_draws` common draws (`score = "elbo"` adds KL / n); once a round (`every = "epoch"`: before
-    every local epoch); from w_g again after the choice (`restart = false` goes on from the winner's trial); on D_n minus
-    d_n (`train_on = "all"`: on D_n); a client predicts with its model after its local steps (`finetune`).
+    log-likelihood over `score_draws` common draws (`score = "elbo"` adds KL / n); once a round (`every = "epoch"`:
+    before every local epoch); from w_g again after the choice (`restart = false` goes on from the winner's trial); on
+    D_n minus d_n (`train_on = "all"`: on D_n); a client predicts with its model after its local steps (`finetune`).
 
     Reference: Rahman, Nguyen, 2026, algorithm 1.
     """
@@ -99,7 +99,7 @@ class MetaBayFL(BayFL):
 
     def _scores(self, trials: Tree, held: Data, n: Tensor, key: Tensor) -> Tensor:
         batch = held.take(torch.arange(len(held.x), device=key.device), torch.ones_like(held.y, dtype=torch.bool))
-        batch = batch._replace(n=n)
+        batch = batch._replace(n=n.to(batch.n.dtype))
 
         def score(theta: Tree) -> Tensor:
             draws = [self.program.parts(theta, batch, fold(key, s)) for s in range(self.score_draws)]
@@ -112,7 +112,7 @@ class MetaBayFL(BayFL):
 
     def _train(self, w: Tree, rows: Data, key: Tensor, best: Tensor, epochs: float) -> tuple[Tree, Tree]:
         """The local epochs with the chosen optimizer; where families differ under `vmap`, each runs and one is kept."""
-        rates = torch.tensor([float(o.lr) for o in self.optimizers], device=key.device)
+        rates = torch.tensor([float(o.lr) for o in self.optimizers], dtype=torch.float64, device=key.device)
         out: tuple[Tree, Tree] | None = None
         for kind, members in self._families().items():
             chosen = (best == torch.tensor(members, device=key.device)).any()
