@@ -164,7 +164,7 @@ def partition(
     if plot is not None:
         federation = assembled.federation
         save(
-            plot_partition(counts(federation), [c.name for c in federation.clients], list(federation.classes)),
+            plot_partition(counts(federation), names=[c.name for c in federation.clients], classes=federation.classes),
             plot,
         )
         console.print(f"wrote {plot}")

@@ -1,7 +1,7 @@
 """Configuration: strict TOML, resolved to the full set of values that reproduces a run.
 
-A component (`data`, `model`, `prior`, `likelihood`, `guide`, `method`) is a table `{ name = ..., arguments }`: `name` is
-a registered name or an import path `"my_pkg.mod:Thing"`, relative to the working directory; the other keys are the
+A component (`data`, `model`, `prior`, `likelihood`, `guide`, `method`) is a table `{ name = ..., arguments }`: `name`
+is a registered name or an import path `"my_pkg.mod:Thing"`, relative to the working directory; the other keys are the
 keyword arguments of that class or function, checked against its signature and types. An unknown key is an error that
 names the nearest one; nothing is ignored.
 """
@@ -37,7 +37,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How the run is scored: `every` so many rounds and after the last one, with `draws` (`final_draws`) posterior draws."""
+    """How the run is scored: `every` so many rounds with `draws` posterior draws, and at the end with `final_draws`."""
 
     every: int = 5
     draws: int = 20

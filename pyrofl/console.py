@@ -10,6 +10,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -30,21 +31,14 @@ class Reporter(Observer):
     def __init__(self, console: Console):
         self.console = console
         self.bar: Progress | None = None
+        self._before: Progress | None = None
         self._round: TaskID | None = None
         self._step: TaskID | None = None
 
     @contextmanager
     def rounds(self, done: int, total: int) -> Iterator[None]:
         """A bar of rounds and, below it, one of the clients of the current step."""
-        self.bar = Progress(
-            TextColumn("{task.description:<10}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-        )
+        self.bar = _bar(self.console)
         self._round = self.bar.add_task("rounds", total=total, completed=done)
         self._step = self.bar.add_task("clients", total=None)
         with self.bar:
@@ -54,6 +48,15 @@ class Reporter(Observer):
     def progress(self, what: str, done: int, total: int) -> None:
         if self.bar is not None and self._step is not None:
             self.bar.update(self._step, description=what, completed=done, total=total)
+            return
+        if self._before is None:  # loading data, before there are rounds
+            self._before = _bar(self.console)
+            self._before.start()
+            self._before.add_task(what, total=total)
+        self._before.update(TaskID(0), description=what, completed=done, total=total)
+        if done >= total:
+            self._before.stop()
+            self._before = None
 
     def note(self, text: str) -> None:
         self.console.print(Text(text, style="dim"))
@@ -73,6 +76,18 @@ class Reporter(Observer):
         if len(now.left_out) > 1:
             others = ", ".join(list(now.left_out)[1:6])
             self.console.print(Text(f"  and {len(now.left_out) - 1} more left out: {others}", style="red"))
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
 
 
 def round_line(now: Round, total: int) -> str:

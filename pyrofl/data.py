@@ -13,6 +13,9 @@ from torch import Tensor
 from .random import fold, is_mapped, permutation
 
 
+_SHY = 1 - 1e-9  # 0.3 epochs of 10 batches are 3 steps, though 0.3 * 10 may round to just above 3
+
+
 class Batch(NamedTuple):
     """Rows of one local step. Rows of weight 0 only fill the shape; batch statistics come from `distinct`."""
 
@@ -55,10 +58,10 @@ class Data(NamedTuple):
 
     def steps(self, epochs: float, size: int) -> Tensor:
         """Local steps of this client: ceil(epochs * ceil(n / size)), counted as whole batches of an epoch."""
-        return torch.ceil(epochs * torch.ceil(self.n / size)).long()
+        return torch.ceil(_SHY * epochs * ((self.n + size - 1) // size).double()).long()
 
     def max_steps(self, epochs: float, size: int) -> int:
-        return math.ceil(epochs * math.ceil(len(self.x) / size))
+        return math.ceil(_SHY * epochs * math.ceil(len(self.x) / size))
 
     def take(self, rows: Tensor, live: Tensor) -> Batch:
         """The named rows (B,) as a batch; rows that are padding are zeroed, so that NaN in padding has no effect."""

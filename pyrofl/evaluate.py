@@ -38,7 +38,8 @@ def predict(
 ) -> Arrays:
     """S = `draws` posterior predictive draws for the rows of `data`, as the arguments of `metrics.scores`.
 
-    Rows go through in chunks of `rows`; `together` runs all draws of a chunk by `vmap`, which suits small dense networks.
+    Rows go through in chunks of `rows`; `together` runs all draws of a chunk by `vmap`, which suits small dense
+    networks.
     """
     parts = list(_chunks(method, theta, data, key, draws=draws, together=together, rows=rows))
     if not parts:
@@ -58,12 +59,14 @@ def predict(
 def _chunks(
     method: FedAvg, theta: Tree, data: Data, key: Tensor, *, draws: int, together: bool, rows: int
 ) -> Iterator[Tensor]:
-    keys = torch.stack([fold(key, s) for s in range(draws)])
+    different = draws if method.stochastic else 1  # a point estimate predicts the same each time
+    keys = torch.stack([fold(key, s) for s in range(different)])
     with torch.no_grad():
         for start in range(0, data.rows, rows):
             x = data.x[start : min(start + rows, data.rows)]
             one = lambda k, x=x: method.predict(theta, x, k)
-            yield vmap(one)(keys) if together else torch.stack([one(k) for k in keys])
+            out = vmap(one)(keys) if together else torch.stack([one(k) for k in keys])
+            yield out.expand(draws, *out.shape[1:])
 
 
 def score(kind: str, clients: Mapping[str, Arrays]) -> dict[str, dict[str, float | None]]:

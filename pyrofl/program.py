@@ -108,7 +108,8 @@ class Program:
         return guide
 
     def _start_at(self) -> Callable[..., Any]:
-        return init_to_value(values=self._start, fallback=init_to_feasible)
+        values = {site: v.clone() for site, v in self._start.items()}  # guides keep what they are given as parameters
+        return init_to_value(values=values, fallback=init_to_feasible)
 
     def _check(self, x: Tensor, y: Tensor) -> str:
         """Trace the model with validation on; returns the name of its observed site."""
@@ -147,10 +148,14 @@ class Program:
 
     def _check_loss(self, x: Tensor, y: Tensor) -> None:
         batch, key = Batch.of(x, y), random.root(0).to(x.device)
-        moved = {k: self._moved(k, v, key) for k, v in self.theta0.items()}
+        step = lambda k, v: 0.01 * random.normal(random.fold(key, k), v.shape, v.dtype) if k in self.trainable else 0.0
+        moved = {k: v + step(k, v) for k, v in self.theta0.items()}
         with torch.no_grad():
-            if torch.equal(self.loss(self.theta0, batch, key), self.loss(moved, batch, key)):
-                raise ValueError("the loss does not move with the guide's parameters: does the model use its sites?")
+            here, there = (self.parts(theta, batch, key)[1]["nll"] for theta in (self.theta0, moved))
+        if torch.equal(here, there):
+            raise ValueError(
+                "the likelihood does not move with the guide's parameters: the model does not use its latent sites"
+            )
 
     def _mean_field_sites(self) -> dict[str, torch.Size]:
         """Latent site -> unconstrained shape, where the guide is an AutoNormal; empty for other guides."""
@@ -253,7 +258,7 @@ class Program:
             else:
                 total.append(-p.nodes[name]["unscaled_log_prob"].sum())
         total += [q.nodes[n]["unscaled_log_prob"].sum() for n in latents(q) if n not in done]
-        return torch.stack([torch.as_tensor(t) for t in total]).sum()
+        return torch.stack(total).sum()
 
     def predict(self, theta: Tree, x: Tensor, key: Tensor | None, *, dropout: bool = False) -> Tensor:
         """Predictive parameters (B, K) of one posterior draw (see `likelihoods`); `key=None`: at the posterior mean."""
@@ -359,6 +364,11 @@ class Program:
     def mean_field(self) -> bool:
         """Whether the guide is a product of Normals, with a location and a scale for every site."""
         return isinstance(self.guide, AutoNormal)
+
+    @property
+    def point_mass(self) -> bool:
+        """Whether the guide has no spread, so that every draw of the weights is the same."""
+        return isinstance(self.guide, AutoDelta)
 
     def _need_mean_field(self, what: str) -> None:
         if not self.mean_field:

@@ -115,7 +115,7 @@ def fold(key: Tensor, *path: int | str | Tensor) -> Tensor:
 def _fold_int(key: int, codes: list[int]) -> Tensor:
     for code in codes:
         key = _mix_int((key & _MASK) ^ code)
-    return torch.tensor(_signed(key))
+    return torch.tensor(_signed(key), device="cpu")
 
 
 def bits(key: Tensor, count: int) -> Tensor:
@@ -143,9 +143,9 @@ def normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32
 
 
 def _seeded_normal(key: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    source = torch.Generator()
+    source = torch.Generator("cpu")
     source.manual_seed(key & 0xFFFFFFFF)
-    return torch.randn(shape, generator=source, dtype=dtype)
+    return torch.randn(shape, generator=source, dtype=dtype, device="cpu")
 
 
 def hashed_normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:

@@ -27,7 +27,7 @@ Scores = dict[str, dict[str, dict[str, float | None]]]  # "personal" or "global"
 
 @dataclass(frozen=True)
 class Participation:
-    """Who takes part in a round: a `fraction` of the clients in (0, 1], or a number of `clients`; drawn by the round's key."""
+    """Who takes part in a round, drawn by its key: a `fraction` of the clients in (0, 1], or a number of `clients`."""
 
     fraction: float | None = None
     clients: int | None = None
@@ -268,7 +268,10 @@ class Run:
         return Job(i, down, self.own(i, down), self.train[i], fold(self.key, "personal", self.round, i))
 
     def predictions(self, *, draws: int) -> dict[str, dict[str, evaluate.Arrays]]:
-        """ "personal" and "global" -> client -> posterior predictive draws on its test rows (see `evaluate.predict`)."""
+        """Posterior predictive draws on each client's test rows (see `evaluate.predict`).
+
+        "personal" and "global" -> client -> arrays.
+        """
         out: dict[str, dict[str, evaluate.Arrays]] = {"personal": {}, "global": {}}
         common = self.method.common(self.server)
         tests = [self._to_device(c.test) for c in self.federation.clients]

@@ -106,8 +106,8 @@ class RunDirectory:
         """Raise if a run is here already."""
         if self.config.exists():
             raise FileExistsError(
-                f"{self.path} already holds a run: go on with `pyrofl resume {self.path}`, choose another --out, or give "
-                "--overwrite"
+                f"{self.path} already holds a run: go on with `pyrofl resume {self.path}`, choose another --out, "
+                "or give --overwrite"
             )
 
     def open(self) -> tuple[int, Tree, dict[str, str]]:

@@ -73,11 +73,11 @@ def mean(a: Tree, weights: Tensor) -> Tree:
 
     `weights` (C,) need not sum to one. Integer leaves (counters) keep their dtype: the mean is rounded.
     """
-    total = weights.sum()
+    share = weights.double() / weights.double().sum()
 
     def one(v: Tensor) -> Tensor:
         real = v if v.is_floating_point() else v.double()
-        out = torch.tensordot((weights / total).to(real), real, 1)
+        out = torch.tensordot(share.to(real), real, 1)
         return out if v.is_floating_point() else out.round().to(v.dtype)
 
     return tmap(one, a)
@@ -103,7 +103,8 @@ def equal(a: Tree, b: Tree) -> bool:
     """Same names in any order, shapes, dtypes and bits (NaN equals NaN)."""
     if a.keys() != b.keys():
         return False
-    return all(a[k].dtype == b[k].dtype and torch.equal(_bits(a[k]), _bits(b[k])) for k in a)
+    alike = lambda v, w: v.dtype == w.dtype and v.shape == w.shape and torch.equal(_bits(v), _bits(w))
+    return all(alike(a[k], b[k]) for k in a)
 
 
 def _bits(v: Tensor) -> Tensor:
@@ -135,10 +136,11 @@ class Ravel:
 
     def name_at(self, position: int) -> str:
         """Name of the tensor that holds the given position of the flat vector."""
+        end = 0
         for name, size in zip(self.names, self.sizes):
-            if position < size:
+            end += size
+            if position < end:
                 return name
-            position -= size
         raise IndexError(f"position {position} is beyond the flat vector")
 
 

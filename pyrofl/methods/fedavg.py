@@ -88,6 +88,11 @@ class FedAvg:
     def predict(self, theta: Tree, x: Tensor, key: Tensor) -> Tensor:
         return self.program.predict(theta, x, key)
 
+    @property
+    def stochastic(self) -> bool:
+        """Whether `predict` differs from draw to draw."""
+        return not self.program.point_mass
+
     def fit(
         self,
         loss: Loss,

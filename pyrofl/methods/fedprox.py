@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -22,6 +23,11 @@ class FedProx(FedAvg):
     """
 
     mu: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.mu < math.inf:
+            raise ValueError(f"method.mu must be 0 or positive, got {self.mu}")
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
         x = only(down, self.program.trainable)

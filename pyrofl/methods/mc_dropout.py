@@ -29,3 +29,7 @@ class MCDropout(FedAvg):
 
     def predict(self, theta: Tree, x: Tensor, key: Tensor) -> Tensor:
         return self.program.predict(theta, x, key, dropout=True)
+
+    @property
+    def stochastic(self) -> bool:
+        return True

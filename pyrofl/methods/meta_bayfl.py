@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..data import Data
-from ..fit import over
+from ..fit import NonFinite, over
 from ..method import Reply
 from ..optim import Adam, Optimizer, with_rate
 from ..random import fold, is_mapped
@@ -54,6 +55,10 @@ class MetaBayFL(BayFL):
             raise ValueError("method.optimizers is empty: name at least one candidate, such as 'adam:1e-3'")
         if not 0 < self.holdout < 1:
             raise ValueError(f"method.holdout must be between 0 and 1, got {self.holdout}")
+        if not 0 < self.trial_epochs < math.inf:
+            raise ValueError(f"method.trial_epochs must be positive, got {self.trial_epochs}")
+        if self.score_draws < 1:
+            raise ValueError(f"method.score_draws must be at least 1, got {self.score_draws}")
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
         train, held = data.split(self.holdout)
@@ -65,7 +70,8 @@ class MetaBayFL(BayFL):
             k = fold(key, t) if t else key
             trials = self._trials(w, train, fold(k, "try"))  # leaves (candidates, ...)
             f = self._scores(trials, held, data.n, fold(k, "score"))  # (candidates,)
-            best = torch.where(torch.isnan(f), torch.inf, f).argmin()
+            f = torch.where(torch.isnan(f), torch.inf, f)
+            best = f.argmin()
             if not self.restart:
                 w = {name: v.index_select(0, best.reshape(1)).squeeze(0) for name, v in trials.items()}
             w, info = self._train(w, rows, k, best, epochs)
@@ -85,13 +91,19 @@ class MetaBayFL(BayFL):
         return families
 
     def _trials(self, w: Tree, train: Data, key: Tensor) -> Tree:
-        """The temporary models, stacked in the order of the candidates; all see the same batches and noise."""
+        """The temporary models, stacked in the order of the candidates; all see the same batches and noise.
+
+        A candidate that diverges leaves a model of NaN, whose score is infinite.
+        """
         rows: dict[int, Tree] = {}
         for kind, members in self._families().items():
 
             def trial(lr: Tensor, kind: Optimizer = kind) -> Tree:
                 o, epochs = with_rate(kind, lr), self.trial_epochs
-                return self.fit(self.program.parts, w, train, key, optimizer=o, epochs=epochs)[0]
+                try:
+                    return self.fit(self.program.parts, w, train, key, optimizer=o, epochs=epochs)[0]
+                except NonFinite:
+                    return {k: torch.full_like(v, torch.nan) for k, v in w.items()}
 
             out = over(trial, [float(self.optimizers[i].lr) for i in members], key)
             rows |= {i: {k: v[j] for k, v in out.items()} for j, i in enumerate(members)}

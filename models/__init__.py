@@ -1,0 +1,1 @@
+"""Networks and Pyro models of the experiments, named in a configuration as "models.mlp:MLP"; pyrofl imports none."""
