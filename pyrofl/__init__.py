@@ -1,5 +1,6 @@
 """Probabilistic federated learning in Pyro: the public names, nothing else is promised."""
 
+from . import _imports  # noqa: F401 (first)
 from .assembly import Assembled, assemble
 from .bayesian import Bayesian, Prior, Weight
 from .config import Config, ConfigError, load

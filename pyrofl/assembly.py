@@ -32,6 +32,7 @@ from .run import Observer, Participation, Run
 from .store import RunDirectory, load_tree
 
 _LIFT = ("points",)  # keys of `prior` that say which parameters have none
+_GUIDE_GIVEN = {"model": None, "init_loc_fn": None, "create_plates": None}  # set by the program, not by a table
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,11 @@ def assemble(config: Config, *, data_root: Path | None = None, observer: Observe
     tables |= {k: _checked(cls, getattr(config, k), k) for k, cls in checked.items()}
     values: dict[str, Any] = {**tables, "data": data, "method": method_table}
     full = replace(config, **values)
-    choose(config.engine, program, device)
+    try:
+        choose(config.engine, program, device)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    Participation(**tables["cohort"]).count(1 if method.pools else len(federation))
     return Assembled(full, federation, method, device)
 
 
@@ -174,14 +179,11 @@ def _program(
             raise ConfigError(f"model ({config.model['name']}): {error}") from error
         tables["prior"] |= {k: list(v) for k, v in {**_points(), **lift}.items()}
     guide = conf.resolve(guide_table["name"], GUIDES, "guide")
-    keywords = conf.arguments(
-        guide, {k: v for k, v in guide_table.items() if k != "name"}, where="guide", given={"model": None}
-    )
-    keywords.pop("model", None)
+    rest = {k: v for k, v in guide_table.items() if k != "name"}
+    keywords = conf.arguments(guide, rest, where="guide", given=_GUIDE_GIVEN)
+    keywords = {k: v for k, v in keywords.items() if k not in _GUIDE_GIVEN}
     plain = {
-        k: v
-        for k, v in conf.defaults(guide, keywords, {"model": None}).items()
-        if isinstance(v, bool | int | float | str)
+        k: v for k, v in conf.defaults(guide, keywords, _GUIDE_GIVEN).items() if isinstance(v, bool | int | float | str)
     }
     tables["guide"] = {"name": guide_table["name"], **plain}
     x, y = (v[:2].to(device) for v in (dataset.x.to(dtype), _targets(dataset, dtype)))

@@ -6,7 +6,6 @@ import inspect
 import logging
 import re
 import shlex
-import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -23,12 +22,12 @@ from rich.table import Table as RichTable
 from . import __version__
 from .assembly import Assembled, assemble
 from .compare import compare as compare_runs
-from .config import Config, ConfigError, config_of, load, override
+from .config import Config, ConfigError, config_of, load, override, signature
 from .console import Reporter, partition_table
 from .datasets import DATASETS
 
 # SHRINK
-from .engines import ENGINES
+from .engines import Sequential, Vectorised, choose
 from .guides import GUIDES
 from .likelihoods import LIKELIHOODS
 from .methods import METHODS
@@ -39,6 +38,7 @@ from .plots import save
 from .priors import PRIORS
 from .run import Run, RunStopped
 from .store import RunDirectory
+from .suggest import choose as one_of
 
 app = typer.Typer(
     help="Probabilistic federated learning in Pyro.",
@@ -68,13 +68,19 @@ def run(
     reporter = Reporter(console)
     config = load(file, overrides or [])
     directory = RunDirectory(out or Path("runs") / file.stem)
-    if overwrite and directory.config.exists():
-        shutil.rmtree(directory.path)
-    directory.refuse_existing()
+    if not overwrite:
+        directory.refuse_existing()
     assembled = assemble(config, data_root=data_root, observer=reporter)
     _say(assembled)
-    directory.create(_header(assembled.config, data_root) + assembled.config.toml())
-    _go(assembled.run(directory, reporter), reporter, directory)
+    if overwrite:
+        directory.clear()
+    directory.create(_header(data_root) + assembled.config.toml())
+    try:
+        run = assembled.run(directory, reporter)
+    except (ValueError, OSError):
+        directory.clear()  # it never began: a corrected file may go to the same place
+        raise
+    _go(run, reporter, directory)
 
 
 @app.command()
@@ -104,6 +110,9 @@ def resume(
     recorded = re.search(r"^# data-root: (.+)$", text, re.MULTILINE)
     root = data_root or (Path(recorded[1]) if recorded else None)
     assembled = assemble(config_of(table, str(where.config)), data_root=root, observer=reporter)
+    if overrides:
+        comments = [line for line in text.splitlines() if line.startswith("#")]
+        where.rewrite("\n".join([*comments, _command()]) + "\n\n" + assembled.config.toml())
     _go(assembled.run(where, reporter), reporter, where)
 
 
@@ -121,20 +130,24 @@ def _go(run: Run, reporter: Reporter, directory: RunDirectory) -> None:
             for now in run:
                 reporter.round(now, run.rounds)
     except KeyboardInterrupt:
-        console.print(f"stopped: round {run.round} stands. Go on with: pyrofl resume {directory.path}")
+        console.print(f"stopped: round {run.committed} stands. Go on with: pyrofl resume {directory.path}")
         raise typer.Exit(130) from None
     console.print(f"done: {directory.path} (compare runs with: pyrofl compare {directory.path} ...)")
 
 
-def _header(config: Config, data_root: Path | None) -> str:
+def _header(data_root: Path | None) -> str:
     lines = [
-        f"command: {shlex.join(['pyrofl', *sys.argv[1:]])}",
-        f"versions: pyrofl {__version__}, torch {torch.__version__}, pyro-ppl {pyro.__version__}, "
+        _command(),
+        f"# versions: pyrofl {__version__}, torch {torch.__version__}, pyro-ppl {pyro.__version__}, "
         f"python {sys.version.split()[0]}",
     ]
     if data_root is not None:
-        lines.append(f"data-root: {data_root.resolve()}")
-    return "".join(f"# {line}\n" for line in lines) + "\n"
+        lines.append(f"# data-root: {data_root.resolve()}")
+    return "\n".join(lines) + "\n\n"
+
+
+def _command() -> str:
+    return f"# command: {shlex.join(['pyrofl', *sys.argv[1:]])}"
 
 
 def _say(assembled: Assembled) -> None:
@@ -189,43 +202,33 @@ _REGISTRIES: dict[str, Mapping[str, Any]] = {
     "datasets": DATASETS,
     "partitions": PARTITIONS,
     "optimizers": OPTIMIZERS,
-    "engines": dict.fromkeys(ENGINES),
+    "engines": {"auto": choose, "sequential": Sequential, "vectorised": Vectorised},
+}
+_GIVEN = {  # arguments that a run fills in: no keys of a configuration
+    "methods": ("program", "rounds", "clients", "seed"),
+    "guides": ("model", "init_loc_fn", "create_plates"),
+    "datasets": ("root", "progress"),
+    "partitions": ("y", "clients", "rng", "site"),
+    "engines": ("name", "program", "device", "chunk", "ragged"),
 }
 
 
 @app.command("list")
 def list_(what: Annotated[str, typer.Argument(help=", ".join(_REGISTRIES))] = "methods") -> None:
     """What can be named in a configuration, with its keys."""
-    from .suggest import choose
-
-    choose(what, _REGISTRIES, "list")
+    one_of(what, _REGISTRIES, "list")
     table = RichTable("name", "what it is", "keys", title=what, title_justify="left")
     for name, thing in _REGISTRIES[what].items():
-        table.add_row(name, _first_line(thing), _keys(thing))
+        table.add_row(name, _first_line(thing), _keys(what, thing))
     console.print(table)
 
 
-def _first_line(thing: Callable[..., Any] | None) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0] if thing is not None else ""
+def _first_line(thing: Callable[..., Any]) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
 
 
-def _keys(thing: Callable[..., Any] | None) -> str:
-    if thing is None:
-        return ""
-    hidden = (
-        "program",
-        "model",
-        "rounds",
-        "seed",
-        "clients",
-        "progress",
-        "root",
-        "y",
-        "rng",
-        "kwargs",
-        "self",
-    )
-    return ", ".join(n for n in inspect.signature(thing).parameters if n not in hidden)
+def _keys(what: str, thing: Callable[..., Any]) -> str:
+    return ", ".join(n for n in signature(thing) if n not in _GIVEN.get(what, ()))
 
 
 def _version(asked: bool) -> None:
@@ -247,6 +250,6 @@ def main() -> None:
     """The console script: errors that a user can mend are one message, without a traceback."""
     try:
         app()
-    except (ConfigError, RunStopped, FileNotFoundError, FileExistsError, ValueError) as error:
+    except (ValueError, RunStopped, OSError) as error:
         Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False)
         sys.exit(2)

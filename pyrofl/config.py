@@ -112,6 +112,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     for text in overrides:
@@ -120,13 +122,15 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def override(table: Table, text: str) -> None:
-    """Apply `method.epochs=1` to a nested table, in place; a new component name drops the old one's arguments."""
+    """Apply `method.epochs=1` to a nested table, in place; `method=fedavg` replaces the whole table."""
     path, sep, value = text.partition("=")
     keys = path.strip().split(".")
     if not sep or not all(keys):
         raise ConfigError(f"override {text!r}: write key=value, for example method.epochs=1")
     at = table
-    for key in keys[:-1]:
+    for depth, key in enumerate(keys[:-1]):
+        if depth == 0 and key in _COMPONENTS and isinstance(at.get(key), str):
+            at[key] = {"name": at[key]}
         at = at.setdefault(key, {})
         if not isinstance(at, dict):
             raise ConfigError(f"override {text!r}: {key!r} is a value, not a table")
@@ -162,6 +166,8 @@ def resolve(name: str, registry: Mapping[str, Callable[..., Any]], where: str) -
             f'your own is named by its import path, as in "my_pkg.my_module:Thing"'
         )
     module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise ConfigError(f'{where}.name = "{name}" is no import path: write it as in "my_pkg.my_module:Thing"')
     here = str(Path.cwd())
     added = here not in sys.path
     if added:
@@ -179,21 +185,32 @@ def resolve(name: str, registry: Mapping[str, Callable[..., Any]], where: str) -
     return found
 
 
+_MODULES = ("torch.nn.modules.module", "pyro.nn.module")
+
+
+def signature(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a component; a torch or Pyro module without an `__init__` of its own has none."""
+    plain = inspect.isclass(target) and getattr(target.__init__, "__module__", "") in _MODULES
+    return {} if plain else inspect.signature(target).parameters
+
+
 def arguments(target: Callable[..., Any], table: Table, *, where: str, given: Mapping[str, Any] | None = None) -> Table:
     """Keyword arguments for `target` from a table: unknown keys refused, types checked; `given` fills what it asks for.
 
-    `given` holds what the run itself knows (shape, clients, rounds, seed): passed where the signature has the name.
+    `given` holds what the run itself knows (shape, clients, rounds, seed): passed where the signature has the name, and
+    never a key of the table.
     """
     given = given or {}
-    parameters = inspect.signature(target).parameters
+    parameters = signature(target)
     hints = _hints(target)
     label = f"{where}." if where else ""
     known = [n for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    free = [n for n in known if n not in given]
     out = {n: v for n, v in given.items() if n in known}
     for key, value in table.items():
-        if key not in known and not open_ended:
-            raise ConfigError(f"unknown key {label}{key}{nearest(key, [n for n in known if n not in given])}")
+        if key in given or (key not in free and not open_ended):
+            raise ConfigError(f"unknown key {label}{key}{nearest(key, free)}")
         out[key] = convert(value, hints.get(key, Any), f"{label}{key}")
     missing = [n for n in known if parameters[n].default is inspect.Parameter.empty and n not in out]
     if missing:
@@ -223,7 +240,7 @@ def build(
 
 def defaults(target: Callable[..., Any], keywords: Table, given: Mapping[str, Any]) -> Table:
     """The keywords of a call with the signature's defaults filled in, without what the run itself gave."""
-    parameters = inspect.signature(target).parameters
+    parameters = signature(target)
     filled = {n: p.default for n, p in parameters.items() if p.default is not inspect.Parameter.empty}
     return {k: v for k, v in {**filled, **keywords}.items() if k not in given}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from .data import Batch, Data
-from .optim import Optimizer
+from .optim import Optimizer, with_rate
 from .random import fold, is_mapped
 from .tree import Ravel, Tree, only, without
 
@@ -50,7 +50,7 @@ def fit(
     flat, push = ravel.flat(free), None if shift is None else ravel.flat(only(shift, free))
     state, steps = optimizer.init({"": flat}), data.steps(epochs, size)
     keys = fold(fold(key, "draws"), torch.arange(data.max_steps(epochs, size), device=key.device))  # (T,)
-    mapped = is_mapped(data.n) or is_mapped(key)
+    mapped, lr = is_mapped(data.n) or is_mapped(key), torch.as_tensor(optimizer.lr, dtype=flat.dtype)
     log: list[Tree] = []
     for t, (live, batch) in enumerate(data.batches(fold(key, "order"), epochs, size)):
         if not mapped and not live:
@@ -58,11 +58,11 @@ def fit(
         at = lambda f, b=batch, t=t: _with_scalars(loss(ravel.tree(f, held), b, keys[t]))
         if mapped:
             g, (value, scalars) = grad_and_value(at, has_aux=True)(flat)
-            moved = g if push is None else g + push
-            new, after = optimizer.update({"": moved}, state, {"": flat})
-            finite = torch.isfinite(value + g.sum())
-            flat = torch.where(live, torch.where(finite, new[""], torch.nan), flat)
-            state = {k: torch.where(live, after[k], state[k]) for k in state}
+            # A rate of 0 leaves a client that has finished where it is; a rate of NaN marks one that has diverged.
+            rate = torch.where(live, torch.where(torch.isfinite(value), lr, torch.nan), 0.0)
+            moved = {"": g if push is None else g + push}
+            new, state = with_rate(optimizer, rate).update(moved, state, {"": flat})
+            flat = new[""]
         else:
             g, (value, scalars) = _backward(at, flat)
             if not math.isfinite(value + g.sum()):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pyro.infer.autoguide import AutoDelta, AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_feasible
 from torch import Tensor
 from torch.distributions import biject_to, transform_to
 from torch.distributions.constraints import Constraint
@@ -64,8 +64,10 @@ class Normal(AutoNormal):
 
     scale_constraint = _FlooredScale()
 
-    def __init__(self, model: Callable[..., Any], *, init_scale: float = 0.05, **kwargs: Any):
-        super().__init__(model, init_scale=init_scale, **kwargs)
+    def __init__(
+        self, model: Callable[..., Any], *, init_loc_fn: Callable[..., Any] = init_to_feasible, init_scale: float = 0.05
+    ):
+        super().__init__(model, init_loc_fn=init_loc_fn, init_scale=init_scale)
 
 
 class Delta(AutoDelta):

@@ -7,13 +7,13 @@ log-probabilities of K classes (categorical), the logit (bernoulli), location an
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 KINDS = ("categorical", "bernoulli", "gaussian", "poisson")
 _MAX_LOG_RATE = 30.0  # exp(30) events a row: larger log-rates would overflow float32 sums
@@ -54,7 +54,7 @@ class Categorical(Likelihood):
         return dist.Categorical(logits=out, validate_args=False)
 
     def log_prob(self, out: Tensor, y: Tensor) -> Tensor:
-        return -cross_entropy(out, y.long(), reduction="none")  # one fused operation
+        return out.gather(-1, y.long().unsqueeze(-1)).squeeze(-1) - out.logsumexp(-1)
 
 
 class Bernoulli(Likelihood):
@@ -75,7 +75,7 @@ class Gaussian(Likelihood):
         super().__init__()
         if scale is not None and not scale > 0:
             raise ValueError(f"the noise scale must be positive, got {scale}")
-        start = torch.tensor(0.0 if scale is None else scale).log() if scale else torch.tensor(0.0)
+        start = torch.tensor(math.log(scale or 1.0), dtype=torch.float64)  # lifting takes the network's precision
         if scale is None:
             self.log_scale = nn.Parameter(start)
         else:

@@ -87,9 +87,10 @@ class Adam(Optimizer):
     def update(self, gradient: Tree, state: Tree, theta: Tree) -> tuple[Tree, Tree]:
         g, t = self._penalised(gradient, theta), state["t"] + 1
         m = tmap(lambda m, d: torch.lerp(m, d, 1 - self.b1), part(state, "m"), g)
-        v = tmap(lambda v, d: self.b2 * v + (1 - self.b2) * d * d, part(state, "v"), g)
-        size, root = self.lr / (1 - self.b1**t), (1 - self.b2**t).sqrt()
-        step = lambda p, m, v: p - size * (m / (v.sqrt() / root + self.eps))
+        v = tmap(lambda v, d: torch.addcmul(self.b2 * v, d, d, value=1 - self.b2), part(state, "v"), g)
+        root = (1 - self.b2**t).sqrt()
+        size = self.lr / (1 - self.b1**t) * root
+        step = lambda p, m, v: p - size * (m / (v.sqrt() + self.eps * root))
         return tmap(step, theta, m, v), {**pack(m=m, v=v), "t": t}
 
     def step_(self, theta: Tensor, gradient: Tensor, state: Tree) -> None:

@@ -42,12 +42,15 @@ class Participation:
         if self.clients is not None and self.clients < 1:
             raise ConfigError(f"cohort.clients must be at least 1, got {self.clients}")
 
+    def count(self, total: int) -> int:
+        """How many of `total` clients take part in a round: at least one."""
+        if self.clients is not None and self.clients > total:
+            raise ConfigError(f"cohort.clients = {self.clients} is more than there are: {total}")
+        return self.clients or max(round((self.fraction or 1.0) * total), 1)
+
     def draw(self, total: int, key: Tensor) -> list[int]:
         """Ids of the round's clients, ascending, without replacement."""
-        if self.clients is not None and self.clients > total:
-            raise ConfigError(f"cohort.clients = {self.clients}, but there are {total} clients")
-        count = self.clients or max(round((self.fraction or 1.0) * total), 1)
-        return sorted(generator(key).choice(total, size=count, replace=False).tolist())
+        return sorted(generator(key).choice(total, size=self.count(total), replace=False).tolist())
 
 
 @dataclass
@@ -86,7 +89,8 @@ class RunStopped(RuntimeError):
 
 
 class Run:
-    """An iterator of rounds: `for round in Run(...)`. The state between rounds is `server`, `states` and `round`.
+    """An iterator of rounds: `for round in Run(...)`. The state between rounds is `server`, `states` and `round`;
+    `committed` is the last round that is whole, also where one was interrupted.
 
     With a `directory` every round is saved, and a run made again on it continues after the last committed round; the
     result is the same, bit for bit on the CPU, as that of a run that never stopped.
@@ -134,6 +138,7 @@ class Run:
 
     def _begin(self, start: Tree | None) -> None:
         self.round, self.states = 0, States(device=self.device)
+        self.committed = 0
         self.server = {k: v.to(self.device) for k, v in self.method.init(fold(self.key, "init")).items()}
         if start is not None:
             check_like(start, self.server, "start")
@@ -144,6 +149,7 @@ class Run:
         if not self.directory.server.exists():
             self.directory.commit(0, self.server, self.directory.append([]), {"identity": self.identity})
         self.round, saved, meta = self.directory.open()
+        self.committed = self.round
         if meta.get("identity", '""').strip('"') != self.identity:
             raise ValueError(f"{self.directory.path} was made with another configuration: compare its config.toml")
         check_like(saved, self.server, str(self.directory.server))
@@ -189,6 +195,7 @@ class Run:
             self._evaluate(now)
         now.seconds = time.perf_counter() - began
         self._save(now)
+        self.committed = self.round
         return now
 
     def _jobs(self, now: Round, key: Tensor) -> list[Job]:
@@ -213,11 +220,11 @@ class Run:
             if isinstance(reply, Failure):
                 self._left_out(now, name, reply.reason, reply.details)
                 continue
-            now.bytes_up += nbytes(reply.up)
             reason = Contract.of(self.method.message(contracts[i])).reason(reply.up) or _own_reason(reply.own)
             if reason:
                 self._left_out(now, name, reason)
             else:
+                now.bytes_up += nbytes(reply.up)
                 replies[i] = reply
         now.local_seconds = time.perf_counter() - began
         for i, reason in self.outliers.find({i: r.up for i, r in replies.items()}).items():
@@ -317,11 +324,11 @@ class Run:
         if self.directory is None:
             return
         size = self.directory.append(rows_of(now))
+        for model, table in self.bins.items():
+            self.directory.save_bins(model, table)
         self.directory.commit(now.number, self.server, size, {"identity": self.identity})
         self.states.commit()
         self.directory.log_time(now.number, now.seconds, now.local_seconds)
-        for model, table in self.bins.items():
-            self.directory.save_bins(model, table)
 
 
 def rows_of(now: Round) -> Iterator[Row]:

@@ -102,6 +102,17 @@ class RunDirectory:
         write(self.metrics, (",".join(COLUMNS) + "\n").encode())
         write(self.config, config.encode())
 
+    def rewrite(self, config: str) -> None:
+        """Replace the configuration of the run that is here."""
+        write(self.config, config.encode())
+
+    def clear(self) -> None:
+        """Remove the run that is here, its commit first; other files stay."""
+        states = self.clients.glob("*-r*.safetensors") if self.clients.is_dir() else ()
+        tables = self.path.glob("reliability-*.csv")
+        for path in (self.server, self.metrics, self.timings, self.config, *states, *tables):
+            path.unlink(missing_ok=True)
+
     def refuse_existing(self) -> None:
         """Raise if a run is here already."""
         if self.config.exists():
@@ -116,8 +127,13 @@ class RunDirectory:
         if meta.get("format") != FORMAT:
             raise ValueError(f"{self.server}: format {meta.get('format')!r}, this version reads {FORMAT!r}")
         committed = int(meta["round"])
-        with open(self.metrics, "rb+") as f:
-            f.truncate(int(meta["metrics_bytes"]))
+        kept, size = int(meta["metrics_bytes"]), self.metrics.stat().st_size
+        if size < kept:
+            raise ValueError(f"{self.metrics} has {size} bytes, {kept} were committed: it was changed after the run")
+        if size > kept:
+            os.truncate(self.metrics, kept)
+        for half in (*self.path.glob(".*.tmp"), *self.clients.glob(".*.tmp")):
+            half.unlink()
         for i, rounds in self._client_rounds().items():
             newest = max((r for r in rounds if r <= committed), default=None)
             for r in rounds:
@@ -175,8 +191,6 @@ class RunDirectory:
         for entry in os.scandir(self.clients):
             if m := _CLIENT.fullmatch(entry.name):
                 found.setdefault(int(m[1]), []).append(int(m[2]))
-            elif entry.name.endswith(".tmp"):
-                os.unlink(entry.path)
         return found
 
     def states(self, device: torch.device, memory: int = 256 << 20) -> States:

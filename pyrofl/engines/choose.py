@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..names import nearest
 from ..program import Program
 from .base import Engine
 from .sequential import Sequential
@@ -16,13 +17,13 @@ _SMALL = 200_000  # weights: above this a client's own matrix products fill two 
 
 
 def choose(name: str, program: Program, device: torch.device) -> tuple[Engine, str]:
-    """(engine, the reason in one sentence). "auto" takes the faster one for this network and device."""
+    """The faster engine for this network and device, where the name is "auto"; with the reason in one sentence."""
     if name == "sequential":
         return Sequential(), "as configured"
     if name == "vectorised":
         return Vectorised(), "as configured"
     if name != "auto":
-        raise ValueError(f"unknown engine {name!r}; known are {', '.join(ENGINES)}")
+        raise ValueError(f"unknown engine {name!r}{nearest(name, ENGINES)}")
     if device.type != "cpu":
         return Vectorised(), f"clients run together on {device.type}"
     if any(isinstance(m, _CONVOLUTIONS) for m in program.model.modules()):
