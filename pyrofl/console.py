@@ -105,6 +105,7 @@ def round_line(now: Round, total: int) -> str:
             spread = (sum((v - mean) ** 2 for v in values.values()) / max(len(values) - 1, 1)) ** 0.5
             worst = (min if name == "accuracy" else max)(values, key=values.__getitem__)
             parts.append(f"{model} {name} {mean:.3f} +- {spread:.3f}, worst {worst} {values[worst]:.3f}")
+    parts += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in now.report.items()]
     parts.append(f"{size(now.bytes_down)} down, {size(now.bytes_up)} up, {now.seconds:.1f} s")
     return " | ".join(parts)
 

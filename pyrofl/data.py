@@ -38,6 +38,18 @@ class Batch(NamedTuple):
         return self.weight > 0
 
 
+class Schedule(NamedTuple):
+    """The rows of each of T local steps, in batches of B."""
+
+    rows: Tensor  # (T, B) int64
+    real: Tensor  # (T, B) bool: not padding
+    distinct: Tensor  # (T, B) bool
+    weight: Tensor  # (T, B)
+    live: Tensor  # (T,) bool: the client still trains
+    last_epoch: Tensor  # (T,) rows that count in this step, 0 outside the client's last epoch
+    n: Tensor  # () float, at least 1
+
+
 class Data(NamedTuple):
     """A client's rows; rows at and after `n` are padding, whatever they hold."""
 
@@ -79,36 +91,34 @@ class Data(NamedTuple):
             y = torch.where(real, y, 0)
         return Batch(x, y, n, weight, distinct)
 
-    def batches(self, key: Tensor, epochs: float, size: int) -> Iterator[tuple[Tensor, Batch]]:
-        """(is the step live, batch) for each local step, by the shape of `x`; an epoch visits each row once.
+    def schedule(self, key: Tensor, epochs: float, size: int) -> Schedule:
+        """Which rows each local step sees: an epoch visits each row once, in a random order of its own.
 
-        Every epoch has its own random order. Its last batch holds what is left: the free places are filled with rows
-        from the start of the order, at weight 0. The first min(size, n) rows of any batch are distinct.
+        An epoch's last batch holds what is left: the free places are filled with rows from the start of the order, at
+        weight 0. The first min(size, n) rows of any batch are distinct. The shape follows from that of `x`.
         """
         N, T, device = len(self.x), self.max_steps(epochs, size), self.x.device
-        if T == 0:
-            return
         per_epoch = torch.ceil(self.n / size).long().clamp_min(1)
-        keys = fold(key, torch.arange(math.ceil(epochs), device=device))
+        keys = fold(key, torch.arange(max(math.ceil(epochs), 1), device=device))
         orders = torch.stack([permutation(k, N, self.n) for k in keys])  # (E, N)
         t = torch.arange(T, device=device)
         epoch = (t // per_epoch).clamp_max(len(orders) - 1)  # (T,)
         place = (t % per_epoch).unsqueeze(1) * size + torch.arange(size, device=device)  # (T, B)
-        rows = orders[epoch.unsqueeze(1), place % self.n.clamp_min(1)]
+        rows = orders[epoch.unsqueeze(1), place % self.n.clamp_min(1)] if T else place
         real = rows < self.n
         distinct = real & (torch.arange(size, device=device) < self.n)
         weight = _weights((place < self.n) & real, self.x.dtype)
-        steps, n = t < self.steps(epochs, size), self._size()
-        padded = is_mapped(self.n) or self.rows < N
-        for step, r, a, w, d in zip(steps, rows.unbind(), real.unbind(), weight.unbind(), distinct.unbind()):
-            yield step, self._gather(r, a if padded else None, w, d, n)
+        steps = self.steps(epochs, size)
+        count = (self.n - (t % per_epoch) * size).clamp(0, size)
+        last = torch.where((t < steps) & (t >= steps - torch.ceil(self.n / size)), count, 0)
+        return Schedule(rows, real, distinct, weight, t < steps, last, self._size())
 
-    def step_rows(self, epochs: float, size: int) -> Tensor:
-        """(T,) rows that count in each step of `batches`, 0 after the client's last one."""
-        t = torch.arange(self.max_steps(epochs, size), device=self.x.device)
-        per_epoch = torch.ceil(self.n / size).long().clamp_min(1)
-        left = self.n - (t % per_epoch) * size
-        return torch.where(t < self.steps(epochs, size), left.clamp(0, size), 0)
+    def batches(self, s: Schedule) -> Iterator[tuple[Tensor, Batch]]:
+        """(is the step live, batch) for each local step of a schedule."""
+        padded = is_mapped(self.n) or self.rows < len(self.x)
+        steps = zip(s.live.unbind(), s.rows.unbind(), s.real.unbind(), s.weight.unbind(), s.distinct.unbind())
+        for live, rows, real, weight, distinct in steps:
+            yield live, self._gather(rows, real if padded else None, weight, distinct, s.n)
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """All rows once, in order, for evaluation and for batch-norm statistics."""

@@ -14,6 +14,7 @@ import torch
 from pyro.infer.autoguide import AutoDelta
 from torch import Tensor, nn
 from torch.distributions import kl_divergence
+from torch.func import vmap
 
 from .bayesian import Bayesian, forward_pass
 from .data import Batch
@@ -21,7 +22,7 @@ from .guides import Normal
 from .handlers import standard_noise
 from .likelihoods import Likelihood, parameters
 from .meanfield import draw_and_kl, positive_scale
-from .tree import Tree, blocks
+from .tree import Ravel, Tree, blocks
 
 if TYPE_CHECKING:
     from .program import Program
@@ -36,6 +37,7 @@ class FastPath:
         self.likelihood = model.likelihood
         self.mean_field = isinstance(program.guide, Normal)
         self.closed = program.closed
+        self.size = sum(w.value.numel() for w in model.weights)  # D
         self.sites = [w.site for w in model.weights]
         self.shapes = [w.value.shape for w in model.weights]
         self.sizes = [w.value.numel() for w in model.weights]
@@ -95,6 +97,31 @@ class FastPath:
             kl = self._kl(w, None, w, phi)
         likelihood, out = self._run(theta, w, batch.x, key, rows=batch.distinct)
         return -torch.dot(batch.weight, likelihood.log_prob(out, batch.y)), kl
+
+    def fits(self, ravel: Ravel) -> bool:
+        """Whether vectors laid out by `ravel` hold all locations, then all scales, so that both are slices."""
+        return ravel.cut(torch.empty(sum(ravel.sizes), device="meta"), self.loc_names, self.scale_names) is not None
+
+    def together(
+        self, ravel: Ravel, flat: Tensor, held: Tree, batch: Batch, keys: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`elbo` of C clients stacked: flat (C, P), noise (C, D) -> two (C,). Only the network runs under `vmap`."""
+        loc, *rest = ravel.cut(flat, self.loc_names, self.scale_names) or ()
+        if noise is None:
+            w, kl = loc, vmap(lambda v: self._kl(v, None, v, {}))(loc)
+        elif self.gaussian is not None and self.closed:
+            w, kl = draw_and_kl(loc, rest[0], noise, *self.gaussian)
+        else:
+            scale = positive_scale(rest[0])
+            w = torch.addcmul(loc, scale, noise)
+            kl = vmap(lambda a, b, c: self._kl(a, b, c, {}))(loc, scale, w)
+        points = {k: ravel.pick(flat, k) if k in ravel.names else held[k] for k in (*self.fixed, *self.noise_parameters)}
+
+        def rows(w: Tensor, points: Tree, x: Tensor, y: Tensor, weight: Tensor, distinct: Tensor, key: Tensor) -> Tensor:
+            likelihood, out = self._run(points, w, x, key, rows=distinct)
+            return -torch.dot(weight, likelihood.log_prob(out, y))
+
+        return vmap(rows)(w, points, batch.x, batch.y, batch.weight, batch.distinct, keys), kl
 
     def predict(self, theta: Tree, x: Tensor, key: Tensor | None, *, dropout: bool) -> Tensor:
         (w,) = blocks(theta, self.loc_names)

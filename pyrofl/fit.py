@@ -12,7 +12,9 @@ from torch.func import grad_and_value, vmap
 
 from .data import Batch, Data
 from .optim import Optimizer, with_rate
+from .program import Program
 from .random import fold, is_mapped
+from .together import Plan, Push, fit_together
 from .tree import Ravel, Tree, only, without
 
 Loss = Callable[[Tree, Batch, Tensor], "Tensor | tuple[Tensor, Tree]"]
@@ -38,8 +40,12 @@ def fit(
     size: int,
     names: Collection[str] | None = None,
     shift: Tree | None = None,
+    pull: tuple[float, Tree] | None = None,
 ) -> tuple[Tree, Tree]:
-    """theta <- optimizer(theta, grad loss + shift) over the client's batches, on `names` only.
+    """theta <- optimizer(theta, grad loss + shift + mu (theta - anchor)) over the client's batches, on `names` only.
+
+    `pull = (mu, anchor)` is the gradient of (mu / 2) ||theta - anchor||^2 over what is trained, the anchor held fixed;
+    its value is not part of the logged loss.
 
     `loss(theta, batch, key)` returns the loss, or the loss and named scalars to log. Returns the new tree and the means
     over the last epoch of `loss` and those scalars, with `steps`, the number of local steps. A step that is not finite
@@ -47,12 +53,23 @@ def fit(
     """
     free = theta if names is None else only(theta, names)
     held, ravel = without(theta, free), Ravel(free)
-    flat, push = ravel.flat(free), None if shift is None else ravel.flat(only(shift, free))
+    flat = ravel.flat(free)
+    push = Push(
+        None if shift is None else ravel.flat(only(shift, free)),
+        None if pull is None else ravel.flat(only(pull[1], free)),
+        0.0 if pull is None else pull[0],
+    )
     state, steps = optimizer.init({"": flat}), data.steps(epochs, size)
     keys = fold(fold(key, "draws"), torch.arange(data.max_steps(epochs, size), device=key.device))  # (T,)
     mapped, lr = is_mapped(data.n) or is_mapped(key), torch.as_tensor(optimizer.lr, dtype=flat.dtype)
+    program = getattr(loss, "__self__", None)
+    if mapped and isinstance(program, Program) and program.trains_together(loss, ravel):
+        plan = Plan(program, ravel, tuple(held), with_rate(optimizer, 0.0), epochs, size, push.mu)
+        flat, info = fit_together(plan, flat, held, push, lr, data, key)
+        return dict(ravel.tree(flat, held)), {**info, "steps": steps.to(flat.dtype)}
+    schedule = data.schedule(fold(key, "order"), epochs, size)
     log: list[Tree] = []
-    for t, (live, batch) in enumerate(data.batches(fold(key, "order"), epochs, size)):
+    for t, (live, batch) in enumerate(data.batches(schedule)):
         if not mapped and not live:
             break
         at = lambda f, b=batch, t=t: _with_scalars(loss(ravel.tree(f, held), b, keys[t]))
@@ -60,27 +77,25 @@ def fit(
             g, (value, scalars) = grad_and_value(at, has_aux=True)(flat)
             # A rate of 0 leaves a client that has finished where it is; a rate of NaN marks one that has diverged.
             rate = torch.where(live, torch.where(torch.isfinite(value), lr, torch.nan), 0.0)
-            moved = {"": g if push is None else g + push}
-            new, state = with_rate(optimizer, rate).update(moved, state, {"": flat})
+            new, state = with_rate(optimizer, rate).update({"": push(g, flat)}, state, {"": flat})
             flat = new[""]
         else:
             g, (value, scalars) = _backward(at, flat)
             if not math.isfinite(value + g.sum()):
                 bad = torch.nonzero(~torch.isfinite(g))
                 raise NonFinite(t, ravel.name_at(int(bad[0])) if len(bad) else "no tensor", float(value))
-            optimizer.step_(flat, g if push is None else g + push, state)
+            optimizer.step_(flat, push(g, flat), state)
         log.append({"loss": value, **scalars})
-    info = _last_epoch(log, data.step_rows(epochs, size), steps - torch.ceil(data.n / size))
+    info = _means(log, schedule.last_epoch)
     return dict(ravel.tree(flat, held)), {**info, "steps": steps.to(flat.dtype)}
 
 
-def _last_epoch(log: list[Tree], rows: Tensor, start: Tensor) -> Tree:
-    """Means of the logged scalars over the live rows from step `start` on."""
+def _means(log: list[Tree], rows: Tensor) -> Tree:
+    """Means of the logged scalars (T,), each step weighted by its `rows`."""
     if not log:
         return {}
-    t = torch.arange(len(log), device=rows.device)
-    rows = torch.where(t >= start, rows[: len(log)], 0)
     columns = {k: torch.stack([row[k] for row in log]) for k in log[0]}  # (T,)
+    rows = rows[: len(log)]
     return {k: torch.where(rows > 0, rows * v, 0.0).sum() / rows.sum().clamp_min(1) for k, v in columns.items()}
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .tree import Tree
+from .tree import Tree, all_finite
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Contract:
                 return f"tensor {name!r} has shape {tuple(v.shape)}, expected {tuple(shape)}"
             if v.dtype != dtype:
                 return f"tensor {name!r} has dtype {v.dtype}, expected {dtype}"
-            if v.is_floating_point() and not bool(torch.isfinite(v).all()):
+            if not all_finite(v):
                 kind = "NaN" if bool(torch.isnan(v).any()) else "an infinite value"
                 return f"tensor {name!r} holds {kind}"
             if name in self.positive and not bool((v > 0).all()):

@@ -133,14 +133,14 @@ def parameters(fn: dist.Distribution) -> Tensor:
     return base.rate.log().unsqueeze(-1)
 
 
-def distribution(kind: str, out: Tensor) -> dist.Distribution:
-    """The distribution described by predictive parameters (..., B, K)."""
+def distribution(kind: str, out: Tensor, *, validate_args: bool | None = None) -> dist.Distribution:
+    """The distribution described by predictive parameters (..., B, K); inside `vmap` nothing can be validated."""
     if kind == "categorical":
-        return dist.Categorical(logits=out)
+        return dist.Categorical(logits=out, validate_args=validate_args)
     if kind == "bernoulli":
-        return dist.Bernoulli(logits=out[..., 0])
+        return dist.Bernoulli(logits=out[..., 0], validate_args=validate_args)
     if kind == "gaussian":
-        return dist.Normal(out[..., 0], out[..., 1])
+        return dist.Normal(out[..., 0], out[..., 1], validate_args=validate_args)
     if kind == "poisson":
-        return dist.Poisson(out[..., 0].exp())
+        return dist.Poisson(out[..., 0].exp(), validate_args=validate_args)
     raise ValueError(f"unknown likelihood {kind!r}; known are {', '.join(KINDS)}")

@@ -26,20 +26,24 @@ Vector = Tensor | float  # one number for each weight, or one for all
 
 
 def gaussian_kl(loc: Tensor, scale: Tensor, m: Vector, s: Vector) -> Tensor:
-    """KL(N(loc, scale^2) || N(m, s^2)) summed over all entries, in nats."""
-    D = loc.numel()
+    """KL(N(loc, scale^2) || N(m, s^2)) summed over the last axis, in nats."""
+    D = loc.shape[-1]
     if isinstance(s, float):
-        d = (loc - m).reshape(-1) if m else loc.reshape(-1)
-        flat = scale.reshape(-1)
-        quadratic = (torch.dot(d, d) + torch.dot(flat, flat)) * (0.5 / (s * s))
-        return quadratic - torch.log(scale).sum() + D * (math.log(s) - 0.5)
-    ratio, z = (scale / s).reshape(-1), ((loc - m) / s).reshape(-1)
-    return 0.5 * (torch.dot(ratio, ratio) + torch.dot(z, z) - D) - torch.log(ratio).sum()
+        d = loc - m if m else loc
+        return (_square(d) + _square(scale)) * (0.5 / (s * s)) - torch.log(scale).sum(-1) + D * (math.log(s) - 0.5)
+    ratio = scale / s
+    return 0.5 * (_square(ratio) + _square((loc - m) / s) - D) - torch.log(ratio).sum(-1)
+
+
+def _square(v: Tensor) -> Tensor:
+    """Sum of squares over the last axis: one pass over a vector."""
+    return torch.dot(v, v) if v.dim() == 1 else v.square().sum(-1)
 
 
 def draw_and_kl(loc: Tensor, rho: Tensor, noise: Tensor, m: Vector, s: Vector) -> tuple[Tensor, Tensor]:
     """(w, KL): one reparametrised draw of all D weights, and the KL of their mean-field Normal from N(m, s^2), in nats.
 
+    Leading axes are clients: (..., D) gives (..., D) and (...).
     w = loc + scale * noise with scale = softplus(rho) + 1e-8. Inside `vmap` or `torch.func.grad` every operation is
     traced; elsewhere the gradients are written out, in a third of the passes over memory.
     """
@@ -63,6 +67,7 @@ class _DrawAndKL(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dw: Tensor, dkl: Tensor) -> tuple[Tensor | None, ...]:
         loc, rho, noise, scale, *prior = ctx.saved_tensors
+        dkl = dkl.unsqueeze(-1)  # (..., 1) beside (..., D)
         m, s = ctx.prior or prior
         precision = 1 / (s * s)
         pull = (loc - m) * precision if ctx.prior is None or m else loc * precision  # dKL / dloc

@@ -231,6 +231,16 @@ class Program:
         kl = kl * self.beta / batch.n
         return nll + kl, {"nll": nll.detach(), "kl": kl.detach()}
 
+    @property
+    def fast_path(self) -> FastPath | None:
+        """The fast path, where this model and guide have one."""
+        return self._fast
+
+    def trains_together(self, loss: Any, ravel: Ravel) -> bool:
+        """Whether `loss` is this program's own and clients' vectors laid out by `ravel` can be trained stacked."""
+        own = getattr(loss, "__func__", None) is Program.parts and self.particles == 1
+        return own and self._fast is not None and self._fast.fits(ravel)
+
     def traced_elbo(self, theta: Tree, batch: Batch, key: Tensor, prior: Tree | None = None) -> tuple[Tensor, Tensor]:
         """(mean of -log-likelihood over the rows that count, KL) in nats, by Pyro's traces: the fast path's oracle."""
 
@@ -274,6 +284,15 @@ class Program:
             return likelihoods.parameters(p.nodes[self.observed]["fn"])
 
         return self._call(theta, run)
+
+    def log_likelihood(self, theta: Tree, data: Data, *, size: int = 1000) -> Tensor:
+        """Mean over the client's rows of log p(y | x) at the posterior mean, () in nats a row; 0 where there are none."""
+        total = torch.zeros((), dtype=torch.float64, device=data.n.device)
+        for batch in data.chunks(size):
+            out = self.predict(theta, batch.x, None)
+            each = likelihoods.distribution(self.kind, out, validate_args=False).log_prob(batch.y)  # (B,)
+            total = total + torch.where(batch.live, each, 0).sum()
+        return total / data.n.clamp_min(1)
 
     def _noise(self, key: Tensor | None) -> Tree:
         """The standard normals of every latent site of a mean-field guide, from one draw; zeros for key=None."""
@@ -364,6 +383,11 @@ class Program:
     def mean_field(self) -> bool:
         """Whether the guide is a product of Normals, with a location and a scale for every site."""
         return isinstance(self.guide, AutoNormal)
+
+    @property
+    def flat(self) -> bool:
+        """Whether no site has a prior, so that the loss of a point guide is the likelihood alone."""
+        return all(_is_improper(self.guide.prototype_trace.nodes[s]["fn"]) for s in self.sites)
 
     @property
     def point_mass(self) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 
 def _signed(c: int) -> int:
@@ -142,10 +143,24 @@ def normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32
     return hashed_normal(key, shape, dtype)
 
 
+def normals(keys: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """`normal` of each of C keys, stacked: (C, *shape). Outside `vmap` only."""
+    if keys.device.type == "cpu":
+        out = torch.empty(len(keys), *shape, dtype=dtype, device="cpu")
+        for row, key in zip(out, keys.tolist()):
+            row.normal_(generator=_source(key))
+        return out
+    return vmap(lambda k: hashed_normal(k, shape, dtype))(keys)
+
+
 def _seeded_normal(key: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="cpu").normal_(generator=_source(key))
+
+
+def _source(key: int) -> torch.Generator:
     source = torch.Generator("cpu")
     source.manual_seed(key & 0xFFFFFFFF)
-    return torch.randn(shape, generator=source, dtype=dtype, device="cpu")
+    return source
 
 
 def hashed_normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:

@@ -20,7 +20,7 @@ from .methods.fedavg import FedAvg
 from .metrics import Bins
 from .random import fold, generator, root
 from .store import Row, RunDirectory, States, check_like
-from .tree import Tree, nbytes, stack
+from .tree import Tree, nbytes, part, stack
 
 Scores = dict[str, dict[str, dict[str, float | None]]]  # "personal" or "global" -> client -> score -> value
 
@@ -64,6 +64,7 @@ class Round:
     flagged: dict[str, str] = field(default_factory=dict)  # client -> what stands out, though it was used
     details: str = ""  # the first failure's traceback
     scores: Scores = field(default_factory=dict)
+    report: dict[str, float] = field(default_factory=dict)  # the server's own scalars, its leaves `report/NAME`
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
@@ -89,8 +90,9 @@ class RunStopped(RuntimeError):
 
 
 class Run:
-    """An iterator of rounds: `for round in Run(...)`. The state between rounds is `server`, `states` and `round`;
-    `committed` is the last round that is whole, also where one was interrupted.
+    """An iterator of rounds: `for round in Run(...)`. The state between rounds is `server`, `states` and `round`.
+
+    `committed` is the last round that is whole, also where a later one was interrupted.
 
     With a `directory` every round is saved, and a run made again on it continues after the last committed round; the
     result is the same, bit for bit on the CPU, as that of a run that never stopped.
@@ -191,6 +193,7 @@ class Run:
         for i, reply in replies.items():
             self.states.put(i, reply.own, now.number)
         self.server, self.round = server, now.number
+        now.report = {name: float(v) for name, v in part(server, "report").items()}
         if now.number % self.evaluation.every == 0 or self.done:
             self._evaluate(now)
         now.seconds = time.perf_counter() - began
@@ -340,13 +343,15 @@ def rows_of(now: Round) -> Iterator[Row]:
         for client, values in clients.items():
             for name, v in values.items():
                 yield Row(now.number, client, "test", f"{model}/{name}", v)
+    for name, value in now.report.items():
+        yield Row(now.number, "(server)", "run", name, value)
     for name, total in (("bytes_down", now.bytes_down), ("bytes_up", now.bytes_up)):
         yield Row(now.number, "(server)", "run", name, float(total))
     yield Row(now.number, "(server)", "run", "left_out", float(len(now.left_out)))
 
 
 def _own_reason(own: Tree) -> str | None:
-    broken = (k for k, v in own.items() if v.is_floating_point() and not bool(torch.isfinite(v).all()))
+    broken = (k for k, v in own.items() if not all_finite(v))
     return next((f"its own state {k!r} is not finite" for k in broken), None)
 
 

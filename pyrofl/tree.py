@@ -7,6 +7,7 @@ Functions return new trees and never change their arguments.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import torch
@@ -99,6 +100,11 @@ def nbytes(a: Tree) -> int:
     return sum(v.numel() * v.element_size() for v in a.values())
 
 
+def all_finite(v: Tensor) -> bool:
+    """Whether no value is NaN or infinite. A finite sum proves it in one pass; only an overflowing one is looked into."""
+    return not v.is_floating_point() or math.isfinite(v.sum()) or bool(torch.isfinite(v).all())
+
+
 def equal(a: Tree, b: Tree) -> bool:
     """Same names in any order, shapes, dtypes and bits (NaN equals NaN)."""
     if a.keys() != b.keys():
@@ -134,6 +140,24 @@ class Ravel:
         views = {k: v.view(s) for k, v, s in zip(self.names, pieces, self.shapes)}
         return Raveled({**(held or {}), **views}, flat, self)
 
+    def cut(self, vector: Tensor, *groups: Sequence[str]) -> list[Tensor] | None:
+        """Groups of names as slices of a vector (..., P), or None where they are not neighbours in this order."""
+        wanted = tuple(name for group in groups for name in group)
+        first = self.names.index(wanted[0]) if wanted[0] in self.names else len(self.names)
+        if self.names[first : first + len(wanted)] != wanted:
+            return None
+        ends, at = [sum(self.sizes[:first])], first
+        for group in groups:
+            ends.append(sum(self.sizes[at : at + len(group)]))
+            at += len(group)
+        return list(torch.split(vector, [*ends, sum(self.sizes[at:])], -1)[1:-1])
+
+    def pick(self, vector: Tensor, name: str) -> Tensor:
+        """One tensor of a vector (..., P)."""
+        i = self.names.index(name)
+        piece = vector.narrow(-1, sum(self.sizes[:i]), self.sizes[i])
+        return piece.reshape(*vector.shape[:-1], *self.shapes[i])
+
     def name_at(self, position: int) -> str:
         """Name of the tensor that holds the given position of the flat vector."""
         end = 0
@@ -154,14 +178,6 @@ class Raveled(dict[str, Tensor]):
 
 def blocks(theta: Tree, *groups: Sequence[str]) -> list[Tensor]:
     """Each group of names as one flat vector: by slices of a `Raveled` tree where the groups are neighbours in order."""
-    if isinstance(theta, Raveled):
-        names, sizes = theta.ravel.names, theta.ravel.sizes
-        wanted = tuple(name for group in groups for name in group)
-        first = names.index(wanted[0]) if wanted[0] in names else len(names)
-        if names[first : first + len(wanted)] == wanted:
-            ends, at = [sum(sizes[:first])], first
-            for group in groups:
-                ends.append(sum(sizes[at : at + len(group)]))
-                at += len(group)
-            return list(torch.split(theta.vector, [*ends, sum(sizes[at:])])[1:-1])
+    if isinstance(theta, Raveled) and (cut := theta.ravel.cut(theta.vector, *groups)) is not None:
+        return cut
     return [torch.cat([theta[k].reshape(-1) for k in group]) for group in groups]

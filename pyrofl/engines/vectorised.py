@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..data import Data
-from ..tree import Tree, stack
+from ..tree import Tree, all_finite, stack
 from .base import Failure, Hook, Job
 from .sequential import Sequential
 
@@ -34,7 +34,7 @@ class Vectorised:
     def map(self, hook: Hook, jobs: Sequence[Job]) -> Iterator[tuple[int, Any]]:
         for group in self._groups(jobs):
             results = self._together(hook, group) if self.fallback is None else None
-            alone = {j.client for j in group} if results is None else self._broken(results)
+            alone = {j.client for j in group} if results is None else {i for i, r in results.items() if not _finite(r)}
             again = dict(Sequential().map(hook, [j for j in group if j.client in alone]))
             for job in group:
                 yield job.client, again[job.client] if job.client in alone else results[job.client]  # type: ignore[index]
@@ -65,11 +65,6 @@ class Vectorised:
             return None
         return {j.client: _row(out, i) for i, j in enumerate(group)}
 
-    @staticmethod
-    def _broken(results: dict[int, Any]) -> set[int]:
-        """Clients whose result holds a value that is not finite."""
-        return {i for i, r in results.items() if not all(_finite(v) for t in _trees(r) for v in t.values())}
-
 
 def _padded(datas: list[Data]) -> Data:
     N = max(d.rows for d in datas)
@@ -82,15 +77,12 @@ def _padded(datas: list[Data]) -> Data:
     return Data(x, y, torch.stack([d.n for d in datas]))
 
 
-def _trees(result: Any) -> list[Tree]:
-    return [result] if isinstance(result, dict) else list(result)
-
-
 def _row(out: Any, i: int) -> Any:
     if isinstance(out, dict):
         return {k: v[i] for k, v in out.items()}
     return type(out)(*({k: v[i] for k, v in t.items()} for t in out))
 
 
-def _finite(v: Tensor) -> bool:
-    return not v.is_floating_point() or bool(torch.isfinite(v).all())
+def _finite(result: Any) -> bool:
+    trees: list[Tree] = [result] if isinstance(result, dict) else list(result)
+    return all(all_finite(v) for t in trees for v in t.values())

@@ -104,6 +104,7 @@ class FedAvg:
         epochs: float | None = None,
         names: frozenset[str] | None = None,
         shift: Tree | None = None,
+        pull: tuple[float, Tree] | None = None,
     ) -> tuple[Tree, Tree]:
         """`fit` with the method's own budget where nothing else is said; running statistics are never trained."""
         return fit(
@@ -116,6 +117,7 @@ class FedAvg:
             size=self.size,
             names=self.program.trainable if names is None else names & self.program.trainable,
             shift=shift,
+            pull=pull,
         )
 
 

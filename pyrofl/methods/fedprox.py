@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..data import Batch, Data
+from ..data import Data
 from ..method import Reply
-from ..tree import Tree, only, sqnorm, sub
+from ..tree import Tree
 from .fedavg import FedAvg
 
 
@@ -30,11 +30,5 @@ class FedProx(FedAvg):
             raise ValueError(f"method.mu must be 0 or positive, got {self.mu}")
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
-        x = only(down, self.program.trainable)
-
-        def proximal(y: Tree, batch: Batch, k: Tensor) -> tuple[Tensor, Tree]:
-            loss, scalars = self.program.parts(y, batch, k)
-            return loss + self.mu / 2 * sqnorm(sub(only(y, x), x)), scalars
-
-        y, info = self.fit(proximal, down, data, key)
+        y, info = self.fit(self.program.parts, down, data, key, pull=(self.mu, down))
         return Reply(self.program.refresh(y, data), own, info)
