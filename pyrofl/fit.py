@@ -24,8 +24,9 @@ T = TypeVar("T")
 class NonFinite(ArithmeticError):
     """A local step met a loss or gradient that is not finite."""
 
-    def __init__(self, step: int, tensor: str, loss: float):
-        super().__init__(f"step {step}: the loss is {loss:g} and the gradient of {tensor!r} is not finite")
+    def __init__(self, step: int, tensor: str | None, loss: float):
+        where = "its gradient is finite" if tensor is None else f"the gradient of {tensor!r} is not finite"
+        super().__init__(f"step {step}: the loss is {loss:g} and {where}")
         self.step, self.tensor = step, tensor
 
 
@@ -83,7 +84,7 @@ def fit(
             g, (value, scalars) = _backward(at, flat)
             if not math.isfinite(value + g.sum()):
                 bad = torch.nonzero(~torch.isfinite(g))
-                raise NonFinite(t, ravel.name_at(int(bad[0])) if len(bad) else "no tensor", float(value))
+                raise NonFinite(t, ravel.name_at(int(bad[0])) if len(bad) else None, float(value))
             optimizer.step_(flat, push(g, flat), state)
         log.append({"loss": value, **scalars})
     info = _means(log, schedule.last_epoch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,6 +21,9 @@ class Optimizer:
 
     lr: float | Tensor = 0.1
     decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _within(self, decay=(0.0, math.inf))
 
     def init(self, theta: Tree) -> Tree:
         """The optimizer's state for parameters `theta`."""
@@ -42,6 +46,9 @@ class SGD(Optimizer):
     """theta <- theta - lr * m, m <- momentum * m + g."""
 
     momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        _within(self, decay=(0.0, math.inf), momentum=(0.0, 1.0))
 
     def init(self, theta: Tree) -> Tree:
         return pack(m=zeros(theta)) if self.momentum else {}
@@ -80,6 +87,9 @@ class Adam(Optimizer):
     b2: float = 0.999
     eps: float = 1e-8
 
+    def __post_init__(self) -> None:
+        _within(self, decay=(0.0, math.inf), b1=(0.0, 1.0), b2=(0.0, 1.0), eps=(5e-324, math.inf))
+
     def init(self, theta: Tree) -> Tree:
         first = next(iter(theta.values()))
         return {**pack(m=zeros(theta), v=zeros(theta)), "t": first.new_zeros(())}
@@ -115,6 +125,15 @@ def _number(lr: float | Tensor) -> float:
     return float(lr)
 
 
+def _within(optimizer: Optimizer, **bounds: tuple[float, float]) -> None:
+    for name, (low, high) in bounds.items():
+        value = getattr(optimizer, name)
+        if not low <= value < high:
+            lowest = "positive" if 0 < low < 1e-300 else f"at least {low:g}"
+            below = "finite" if high == math.inf else f"below {high:g}"
+            raise ValueError(f"{name} must be {lowest} and {below}, got {value:g}")
+
+
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam}
 
 
@@ -130,6 +149,8 @@ def parse(text: str) -> Optimizer:
     known = {f.name for f in fields(kind)}
     values: dict[str, float] = {}
     for key, value in [("lr", rate), *(o.partition("=")[::2] for o in others)]:
+        if key.strip() in values:
+            raise ValueError(f"optimizer {text!r}: {key.strip()} is given twice")
         if key.strip() not in known:
             raise ValueError(f"optimizer {text!r}: unknown field {key.strip()!r}{nearest(key.strip(), known)}")
         try:
@@ -138,7 +159,10 @@ def parse(text: str) -> Optimizer:
             raise ValueError(f"optimizer {text!r}: {key.strip()} = {value.strip()!r} is not a number") from None
     if not 0 < values["lr"] < float("inf"):
         raise ValueError(f"optimizer {text!r}: the rate must be positive and finite")
-    return kind(**values)
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(f"optimizer {text!r}: {error}") from None
 
 
 def render(optimizer: Optimizer) -> str:
@@ -146,7 +170,7 @@ def render(optimizer: Optimizer) -> str:
     name = next(n for n, kind in OPTIMIZERS.items() if type(optimizer) is kind)
     default: Any = type(optimizer)()
     rest = [
-        f"{f.name}={getattr(optimizer, f.name):g}"
+        f"{f.name}={getattr(optimizer, f.name)!r}"
         for f in fields(optimizer)
         if f.name != "lr" and getattr(optimizer, f.name) != getattr(default, f.name)
     ]

@@ -20,7 +20,7 @@ from .methods.fedavg import FedAvg
 from .metrics import Bins
 from .random import fold, generator, root
 from .store import Row, RunDirectory, States, check_like
-from .tree import Tree, nbytes, part, stack
+from .tree import Tree, all_finite, nbytes, part, stack
 
 Scores = dict[str, dict[str, dict[str, float | None]]]  # "personal" or "global" -> client -> score -> value
 

@@ -1,0 +1,1 @@
+"""What the tests share: small networks, programs, federations, and comparisons of trees."""

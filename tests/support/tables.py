@@ -1,0 +1,39 @@
+"""Small configurations as plain tables, and as files."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from pyrofl.methods import METHODS
+
+SMALL: dict[str, Any] = {
+    "seed": 1,
+    "rounds": 3,
+    "engine": "sequential",
+    "data": {"name": "synthetic", "sites": 3, "rows": 12},
+    "model": {"name": "support.nets:Dense"},
+    "method": {"name": "bayfl", "epochs": 1.0, "size": 8, "optimizer": "sgd:0.1"},
+    "evaluate": {"every": 2, "draws": 2, "final_draws": 3},
+}
+
+
+def small(**changes: Any) -> dict[str, Any]:
+    """SMALL with whole tables replaced; None takes one out."""
+    table = {**copy.deepcopy(SMALL), **changes}
+    return {k: v for k, v in table.items() if v is not None}
+
+
+def small_of(method: str, **arguments: Any) -> dict[str, Any]:
+    """SMALL with another method, and the network it needs."""
+    model = {"name": "support.nets:Dense", **({"dropout": 0.2} if method == "mc_dropout" else {})}
+    assert method in METHODS
+    return small(method={"name": method, "epochs": 1.0, "size": 8, **arguments}, model=model)
+
+
+def written(path: Path, table: dict[str, Any]) -> Path:
+    path.write_text(tomli_w.dumps(table))
+    return path

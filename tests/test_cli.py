@@ -1,0 +1,279 @@
+"""The command line, called in this process as the console script calls it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from support.compare import same
+from support.tables import small, small_of, written
+
+from pyrofl import cli
+from pyrofl.run import Run
+from pyrofl.store import RunDirectory, load_tree, read_metrics
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def pyrofl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """`pyrofl("run", "a.toml")` in an empty working directory with the configuration `a.toml`."""
+    monkeypatch.chdir(tmp_path)
+    written(Path("a.toml"), small())
+
+    def call(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["pyrofl", *arguments])
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return Done(int(code), out, err)
+
+    return call
+
+
+def failed(done: Done) -> str:
+    """The one message of a command that failed: exit 2, no traceback, nothing else on stderr."""
+    assert done.code == 2
+    assert done.err.startswith("error: ") and "Traceback" not in done.err + done.out
+    return re.sub(r"\s+", " ", done.err)
+
+
+def same_server(a: str, b: str) -> None:
+    (one, meta), (other, other_meta) = (load_tree(Path(d) / "server.safetensors") for d in (a, b))
+    same(one, other)
+    assert meta == other_meta
+
+
+def metrics(directory: str) -> list[Any]:
+    return list(read_metrics(Path(directory) / "metrics.csv"))
+
+
+def test_run_prints_configuration_partition_and_a_line_a_round(pyrofl: Call) -> None:
+    done = pyrofl("run", "a.toml")
+    assert done.code == 0 and done.err == ""
+    for text in ("seed = 1", 'name = "bayfl"', 'pooling = "scale"', "3 clients", "client0"):
+        assert text in done.out
+    lines = re.findall(r"^round (\d)/3 \| loss [\d.]+ \(nll [\d.]+ \+ kl [\d.]+\).* down, .* up, .* s$", done.out, re.M)
+    assert lines == ["1", "2", "3"]
+    assert "personal accuracy" in done.out and "worst client" in done.out
+    assert "engine: sequential (as configured); device: cpu" in done.out
+    assert "done: runs/a" in done.out
+    written_files = {p.name for p in Path("runs/a").iterdir()}
+    assert {"config.toml", "server.safetensors", "metrics.csv", "timings.csv", "clients"} <= written_files
+    header = Path("runs/a/config.toml").read_text()
+    assert header.startswith("# command: pyrofl run a.toml\n# versions: pyrofl ")
+    assert {r.round for r in metrics("runs/a")} == {1, 2, 3}
+
+
+def test_overrides_and_out(pyrofl: Call) -> None:
+    assert pyrofl("run", "a.toml", "seed=5", "rounds=1", "--out", "b").code == 0
+    assert "seed = 5" in Path("b/config.toml").read_text()
+    assert {r.round for r in metrics("b")} == {1}
+
+
+def test_resume_goes_on_to_the_same_result(pyrofl: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyrofl("run", "a.toml", "--out", "whole")
+    step = Run.step
+
+    def stops(self: Run) -> Any:
+        if self.round == 1:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(Run, "step", stops)
+    done = pyrofl("run", "a.toml", "--out", "parts")
+    assert done.code == 130 and done.err == ""
+    assert "stopped: round 1 stands. Go on with: pyrofl resume parts" in done.out
+    monkeypatch.setattr(Run, "step", step)
+    done = pyrofl("resume", "parts")
+    assert done.code == 0 and "going on after round 1 of 3" in done.out and "round 2/3" in done.out
+    assert Path("whole/metrics.csv").read_bytes() == Path("parts/metrics.csv").read_bytes()
+    same_server("whole", "parts")
+
+
+def test_resuming_a_finished_run_says_so_and_does_nothing(pyrofl: Call) -> None:
+    pyrofl("run", "a.toml")
+    before = {p: p.read_bytes() for p in Path("runs/a").rglob("*") if p.is_file()}
+    done = pyrofl("resume", "runs/a")
+    assert done.code == 0
+    assert "round 3 of 3 is done: nothing to do. More rounds: pyrofl resume runs/a rounds=6" in done.out
+    assert {p: p.read_bytes() for p in Path("runs/a").rglob("*") if p.is_file()} == before
+
+
+def test_more_rounds_are_the_total_and_are_remembered(pyrofl: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyrofl("run", "a.toml", "rounds=2", "evaluate={every = 1, draws = 2, final_draws = 2}", "--out", "b")
+    step = Run.step
+
+    def stops(self: Run) -> Any:
+        if self.round == 3:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(Run, "step", stops)
+    assert pyrofl("resume", "b", "rounds=4").code == 130
+    monkeypatch.setattr(Run, "step", step)
+    assert "going on after round 3 of 4" in pyrofl("resume", "b").out
+    assert {r.round for r in metrics("b")} == {1, 2, 3, 4}
+    header = Path("b/config.toml").read_text()
+    assert "# command: pyrofl run a.toml rounds=2" in header and "# command: pyrofl resume b rounds=4" in header
+    pyrofl("run", "a.toml", "rounds=4", "evaluate={every = 1, draws = 2, final_draws = 2}", "--out", "once")
+    same_server("b", "once")
+
+
+def test_resume_changes_only_what_may_change(pyrofl: Call) -> None:
+    pyrofl("run", "a.toml", "rounds=1", "--out", "b")
+    message = failed(pyrofl("resume", "b", "seed=4"))
+    assert "seed=4: only rounds, engine, device, evaluate, on_error can change on resuming" in message
+    message = failed(pyrofl("resume", "nowhere"))
+    assert "nowhere holds no run (no config.toml); start one with `pyrofl run FILE --out nowhere`" in message
+    config = Path("b/config.toml")
+    config.write_text(config.read_text().replace("seed = 1", "seed = 2"))
+    assert "was made with another configuration" in failed(pyrofl("resume", "b", "rounds=2"))
+
+
+def test_a_run_is_not_overwritten_unless_asked(pyrofl: Call) -> None:
+    pyrofl("run", "a.toml", "rounds=1")
+    Path("runs/a/notes.txt").write_text("mine")
+    assert "runs/a already holds a run: go on with `pyrofl resume runs/a`" in failed(pyrofl("run", "a.toml"))
+    assert "unknown key sede" in failed(pyrofl("run", "a.toml", "sede=1", "--overwrite"))
+    assert {r.round for r in metrics("runs/a")} == {1}, "a run is not removed for one that cannot start"
+    assert pyrofl("run", "a.toml", "rounds=2", "--overwrite").code == 0
+    assert {r.round for r in metrics("runs/a")} == {1, 2}
+    assert Path("runs/a/notes.txt").read_text() == "mine"
+
+
+def test_a_run_that_cannot_start_leaves_no_directory_behind(pyrofl: Call) -> None:
+    assert "no such file" in failed(pyrofl("run", "a.toml", "start=nowhere"))
+    assert pyrofl("run", "a.toml", "rounds=1").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "none.toml"), "none.toml: no such file"),
+        (("run", "."), ".: cannot be read: Is a directory"),
+        (("run", "a.toml", "method.epoch=1"), 'unknown key method.epoch; did you mean "epochs"?'),
+        (("run", "a.toml", "method.epochs=x"), "method.epochs = 'x'"),
+        (("run", "a.toml", "seed"), "write key=value, for example method.epochs=1"),
+        (("run", "a.toml", "data=csv"), "data.path is missing"),
+        (("run", "a.toml", "data=csv", "data.path=none.csv", "data.target=y", "data.likelihood=gaussian"), "none.csv"),
+        (("compare", "none"), "none is not a run directory"),
+        (("list", "method"), "unknown list 'method'; did you mean \"methods\"?"),
+        (("partition", "none.toml"), "none.toml: no such file"),
+    ],
+)
+def test_mistakes_are_one_message(pyrofl: Call, arguments: tuple[str, ...], message: str) -> None:
+    assert message in failed(pyrofl(*arguments))
+
+
+def test_unknown_commands_and_options_are_refused(pyrofl: Call) -> None:
+    for arguments in (("runn", "a.toml"), ("run", "a.toml", "--ot", "b"), ("run",)):
+        done = pyrofl(*arguments)
+        assert done.code == 2 and "Traceback" not in done.err
+
+
+def test_a_client_that_fails_is_shown_in_full_once(pyrofl: Call) -> None:
+    table = small(
+        data={"name": "synthetic", "sites": 3, "rows": 12, "likelihood": "gaussian"},
+        method={"name": "fedavg", "epochs": 3.0, "size": 2, "optimizer": "sgd:1e30"},
+        rounds=1,
+    )
+    written(Path("wild.toml"), table)
+    done = pyrofl("run", "wild.toml")
+    assert done.code == 0
+    assert "left out: client client0: step " in done.out and "is not finite" in done.out
+    assert done.out.count("Traceback") == 1
+    assert "and 2 more left out: client1, client2" in done.out
+    assert "round 1 was skipped: no client's reply could be used" in done.out
+    message = failed_stop(pyrofl("run", "wild.toml", "on_error=stop", "--out", "c"))
+    assert "round 1, client client0: step " in message
+
+
+def failed_stop(done: Done) -> str:
+    assert done.code == 2 and done.err.startswith("error: ")
+    return done.err
+
+
+def test_partition_shows_who_holds_what_without_training(pyrofl: Call) -> None:
+    done = pyrofl("partition", "a.toml", "data.sites=4", "--plot", "p.png")
+    assert done.code == 0
+    assert "4 clients" in done.out and "client3" in done.out and "wrote p.png" in done.out
+    assert Path("p.png").read_bytes()[:4] == b"\x89PNG"
+    assert not Path("runs").exists()
+
+
+def test_compare_is_one_table_and_figures(pyrofl: Call) -> None:
+    for method in ("fedavg", "meta_bayfl", "alone"):
+        written(
+            Path(f"{method}.toml"),
+            small_of(method, **({"optimizers": ["sgd:0.1", "adam:0.01"]} if method == "meta_bayfl" else {})),
+        )
+        assert pyrofl("run", f"{method}.toml").code == 0
+    done = pyrofl("compare", "runs/fedavg", "runs/meta_bayfl", "runs/alone", "--out", "c")
+    assert done.code == 0
+    for text in (
+        "personal models",
+        "global models",
+        "accuracy (+- spread)",
+        "NLL",
+        "Brier",
+        "ECE",
+        "meta_bayfl: selected optimizers",
+    ):
+        assert text in done.out
+    names = {p.name for p in Path("c").iterdir()}
+    assert names == {
+        "compare.csv",
+        "learning-personal.png",
+        "learning-global.png",
+        "reliability-personal.png",
+        "reliability-global.png",
+        "optimizers-meta_bayfl.png",
+    }
+    assert 'did you mean "fedavg"' in failed(pyrofl("compare", "runs/fedavgg"))
+
+
+@pytest.mark.parametrize(
+    ("what", "shown"),
+    [
+        ("methods", ("meta_bayfl", "optimizers", "fedprox", "mu")),
+        ("priors", ("horseshoe", "gaussian", "scale")),
+        ("guides", ("normal", "init_scale", "delta")),
+        ("likelihoods", ("poisson",)),
+        ("datasets", ("digits", "csv", "target")),
+        ("partitions", ("dirichlet", "alpha")),
+        ("optimizers", ("adam", "b1", "sgd", "momentum")),
+        ("engines", ("auto", "sequential", "vectorised")),
+    ],
+)
+def test_list_shows_names_and_keys(pyrofl: Call, what: str, shown: tuple[str, ...]) -> None:
+    done = pyrofl("list", what)
+    assert done.code == 0
+    assert all(word in done.out for word in shown)
+    assert not re.search(r"\b(kwargs|args|self|program|init_loc_fn)\b", done.out)
+
+
+def test_version(pyrofl: Call) -> None:
+    done = pyrofl("--version")
+    assert done.code == 0 and re.fullmatch(r"pyrofl \d+\.\d+\.\d+\n", done.out)
+
+
+def test_the_command_of_a_run_is_recorded_as_it_can_be_pasted(pyrofl: Call) -> None:
+    pyrofl("run", "a.toml", 'method={name = "fedavg"}', "rounds=1", "--out", "b")
+    first = Path("b/config.toml").read_text().splitlines()[0]
+    assert first == """# command: pyrofl run a.toml 'method={name = "fedavg"}' rounds=1 --out b"""
+    assert RunDirectory(Path("b")).open()[0] == 1
