@@ -144,3 +144,20 @@ def distribution(kind: str, out: Tensor, *, validate_args: bool | None = None) -
     if kind == "poisson":
         return dist.Poisson(out[..., 0].exp(), validate_args=validate_args)
     raise ValueError(f"unknown likelihood {kind!r}; known are {', '.join(KINDS)}")
+
+
+def information(kind: str, out: Tensor) -> Tensor:
+    """Weights w (B, K) >= 0 of the expected Fisher information of a row, sum_k w_k J_k J_k', J = d out / d theta.
+
+    `out` are predictive parameters: log p (J is the score of each class, weighted by p), a logit, (location, scale), or a
+    log-rate. For canonical links it is the Hessian of -log p(y | x); it is never negative, whatever the network.
+    """
+    if kind == "categorical":
+        return out.exp()
+    if kind == "bernoulli":
+        return torch.sigmoid(out) * torch.sigmoid(-out)
+    if kind == "gaussian":
+        return torch.stack([out[:, 1] ** -2, 2 * out[:, 1] ** -2], -1)
+    if kind == "poisson":
+        return out.exp()
+    raise ValueError(f"unknown likelihood {kind!r}; known are {', '.join(KINDS)}")

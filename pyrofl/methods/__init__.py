@@ -2,6 +2,8 @@
 
 from .alone import Alone, Pooled
 from .fedavg import BayFL, FedAvg
+from .fedbn import FedBN
+from .fedmap import FedMAP
 from .fedprox import FedProx
 from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
@@ -12,8 +14,10 @@ METHODS: dict[str, type[FedAvg]] = {
     "bayfl": BayFL,
     "mc_dropout": MCDropout,
     "meta_bayfl": MetaBayFL,
+    "fedbn": FedBN,
+    "fedmap": FedMAP,
     "alone": Alone,
     "pooled": Pooled,
 }
 
-__all__ = ["METHODS", "Alone", "BayFL", "FedAvg", "FedProx", "MCDropout", "MetaBayFL", "Pooled"]
+__all__ = ["METHODS", "Alone", "BayFL", "FedAvg", "FedBN", "FedMAP", "FedProx", "MCDropout", "MetaBayFL", "Pooled"]

@@ -10,6 +10,8 @@ import tomli_w
 
 from pyrofl.methods import METHODS
 
+from .cases import NEEDS
+
 SMALL: dict[str, Any] = {
     "seed": 1,
     "rounds": 3,
@@ -29,7 +31,7 @@ def small(**changes: Any) -> dict[str, Any]:
 
 def small_of(method: str, **arguments: Any) -> dict[str, Any]:
     """SMALL with another method, and the network it needs."""
-    model = {"name": "support.nets:Dense", **({"dropout": 0.2} if method == "mc_dropout" else {})}
+    model = {"name": "support.nets:Dense", **NEEDS.get(method, {})}
     assert method in METHODS
     return small(method={"name": method, "epochs": 1.0, "size": 8, **arguments}, model=model)
 
