@@ -92,6 +92,8 @@ class Config:
     def identity(self) -> str:
         """A hash of everything that decides the numbers; what is RESUMABLE may change on resuming."""
         kept = {k: v for k, v in self._values().items() if k not in self.RESUMABLE}
+        if self.method.get("schedule") == "a/sqrt(K)":  # the rate depends on the number of rounds
+            kept["rounds"] = self.rounds
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from .random import fold, is_mapped, permutation
 
-
 _SHY = 1 - 1e-9  # 0.3 epochs of 10 batches are 3 steps, though 0.3 * 10 may round to just above 3
 
 

@@ -106,7 +106,9 @@ class FastPath:
         self, ravel: Ravel, flat: Tensor, held: Tree, batch: Batch, keys: Tensor, noise: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """`elbo` of C clients stacked: flat (C, P), noise (C, D) -> two (C,). Only the network runs under `vmap`."""
-        loc, *rest = ravel.cut(flat, self.loc_names, self.scale_names) or ()
+        cut = ravel.cut(flat, self.loc_names, self.scale_names)
+        assert cut is not None, "call `fits` first"
+        loc, *rest = cut
         if noise is None:
             w, kl = loc, vmap(lambda v: self._kl(v, None, v, {}))(loc)
         elif self.gaussian is not None and self.closed:
@@ -115,13 +117,14 @@ class FastPath:
             scale = positive_scale(rest[0])
             w = torch.addcmul(loc, scale, noise)
             kl = vmap(lambda a, b, c: self._kl(a, b, c, {}))(loc, scale, w)
-        points = {k: ravel.pick(flat, k) if k in ravel.names else held[k] for k in (*self.fixed, *self.noise_parameters)}
+        names = (*self.fixed, *self.noise_parameters)
+        points = {k: ravel.pick(flat, k) if k in ravel.names else held[k] for k in names}
 
-        def rows(w: Tensor, points: Tree, x: Tensor, y: Tensor, weight: Tensor, distinct: Tensor, key: Tensor) -> Tensor:
-            likelihood, out = self._run(points, w, x, key, rows=distinct)
-            return -torch.dot(weight, likelihood.log_prob(out, y))
+        def rows(w: Tensor, points: Tree, batch: Batch, key: Tensor) -> Tensor:
+            likelihood, out = self._run(points, w, batch.x, key, rows=batch.distinct)
+            return -torch.dot(batch.weight, likelihood.log_prob(out, batch.y))
 
-        return vmap(rows)(w, points, batch.x, batch.y, batch.weight, batch.distinct, keys), kl
+        return vmap(rows)(w, points, batch, keys), kl
 
     def predict(self, theta: Tree, x: Tensor, key: Tensor | None, *, dropout: bool) -> Tensor:
         (w,) = blocks(theta, self.loc_names)

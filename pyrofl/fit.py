@@ -50,7 +50,8 @@ def fit(
 
     `loss(theta, batch, key)` returns the loss, or the loss and named scalars to log. Returns the new tree and the means
     over the last epoch of `loss` and those scalars, with `steps`, the number of local steps. A step that is not finite
-    raises `NonFinite`; under `vmap`, where nothing can be raised, the result is NaN and the engine runs the client again.
+    raises `NonFinite`; under `vmap`, where nothing can be raised, the result is NaN and the engine runs the client
+    again.
     """
     free = theta if names is None else only(theta, names)
     held, ravel = without(theta, free), Ravel(free)
@@ -118,7 +119,7 @@ def over(f: Callable[[Tensor], Tree], values: Sequence[float], key: Tensor) -> T
 
     A loop costs nothing more on one client's small batches, and much less where the network has convolutions.
     """
-    at = torch.tensor(values, device=key.device)
+    at = torch.tensor(values, dtype=torch.float64, device=key.device)
     if is_mapped(key):
         return vmap(f)(at)
     out = [f(v) for v in at]

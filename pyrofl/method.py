@@ -15,7 +15,7 @@ Two declarations go with them, for the gate and for the evaluation:
     message(down) -> Tree                        a tree with the names, shapes and dtypes of the client's `Reply.up`
     common(server) -> theta | None               the server's own model, None where there is none
 
-Server leaves named `report/NAME`, each (), are numbers for people: they are logged every round, and not sent to clients.
+Server leaves named `report/NAME`, each (), are numbers for people: logged every round, and not sent to clients.
 
 `methods.fedavg.FedAvg` defines all seven; every other method overrides some. The server sees `Reply.up` and nothing
 else of a client; everything random takes `key`. Class attributes: `guide` and `prior` are the defaults of the

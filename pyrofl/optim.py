@@ -34,8 +34,10 @@ class Optimizer:
         raise NotImplementedError(f"{type(self).__name__} must define update")
 
     def step_(self, theta: Tensor, gradient: Tensor, state: Tree) -> None:
-        """`update` of one vector in place, with torch's fused kernels: the same numbers to rounding, fewer passes."""
-        raise NotImplementedError(f"{type(self).__name__} must define step_")
+        """`update` of one vector in place. Those here use torch's fused kernels: the same numbers to rounding."""
+        new, after = self.update({"": gradient}, state, {"": theta})
+        theta.copy_(new[""])
+        state.update(after)
 
     def _penalised(self, gradient: Tree, theta: Tree) -> Tree:
         return tmap(lambda g, p: g + self.decay * p, gradient, theta) if self.decay else gradient
@@ -68,7 +70,7 @@ class SGD(Optimizer):
             fused=True,
             weight_decay=self.decay,
             momentum=self.momentum,
-            lr=_number(self.lr),
+            lr=float(self.lr),
             dampening=0.0,
             nesterov=False,
             maximize=False,
@@ -107,22 +109,19 @@ class Adam(Optimizer):
         adam(
             [theta],
             [gradient],
-            *([s] for k in ("m", "v") for s in part(state, k).values()),
+            exp_avgs=[state["m/"]],
+            exp_avg_sqs=[state["v/"]],
             max_exp_avg_sqs=[],
             state_steps=[state["t"]],
             fused=True,
             amsgrad=False,
             beta1=self.b1,
             beta2=self.b2,
-            lr=_number(self.lr),
+            lr=float(self.lr),
             weight_decay=self.decay,
             eps=self.eps,
             maximize=False,
         )
-
-
-def _number(lr: float | Tensor) -> float:
-    return float(lr)
 
 
 def _within(optimizer: Optimizer, **bounds: tuple[float, float]) -> None:

@@ -286,7 +286,7 @@ class Program:
         return self._call(theta, run)
 
     def log_likelihood(self, theta: Tree, data: Data, *, size: int = 1000) -> Tensor:
-        """Mean over the client's rows of log p(y | x) at the posterior mean, () in nats a row; 0 where there are none."""
+        """Mean over the client's rows of log p(y | x) at the posterior mean, () in nats a row; 0 without rows."""
         total = torch.zeros((), dtype=torch.float64, device=data.n.device)
         for batch in data.chunks(size):
             out = self.predict(theta, batch.x, None)

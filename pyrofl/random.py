@@ -1,10 +1,10 @@
 """Randomness is a key, folded from (seed, round, client, purpose).
 
 A key is a 0-d int64 tensor. What is drawn from it is a pure function of it: the same numbers come out in a loop and
-under `vmap`, no state is kept, and a checkpoint needs none. `fold` derives a key for each purpose, so that streams never
-depend on the order of calls. Bits, uniforms and orders are a counter-based hash (splitmix64: Steele, Lea, Flood, 2014).
-Normals come from torch's own generator, seeded with the key, on the CPU, where that is about four times faster, and from
-the hash elsewhere, where a seed would have to be fetched from the device.
+under `vmap`, no state is kept, and a checkpoint needs none. `fold` derives a key for each purpose, so that streams
+never depend on the order of calls. Bits, uniforms and orders are a counter-based hash (splitmix64: Steele, Lea, Flood,
+2014). Normals come from torch's own generator, seeded with the key, on the CPU, where that is about four times faster, and
+from the hash elsewhere, where a seed would have to be fetched from the device.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def root(seed: int) -> Tensor:
 def fold(key: Tensor, *path: int | str | Tensor) -> Tensor:
     """A new key from `key` and a path such as `(round, client, "order")`; a tensor of integers gives a key for each."""
     if key.device.type == "cpu" and key.dim() == 0 and not any(isinstance(step, Tensor) for step in path):
-        codes = [_code(step) for step in path]  # type: ignore[arg-type]
+        codes = [_code(step) for step in path]
         return _per_key(partial(_fold_int, codes=codes), key)
     for step in path:
         code = _mix(step.to(torch.int64) * _GAMMA + _GAMMA) if isinstance(step, Tensor) else _signed(_code(step))
@@ -135,8 +135,8 @@ def uniform(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float3
 def normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     """Standard normal.
 
-    On the CPU, torch's generator takes 32 bits of the key as its seed: of a million draws in a run, about a hundred pairs
-    share their noise. On other devices, Box and Muller (1958) on the hash.
+    On the CPU, torch's generator takes 32 bits of the key as its seed: of a million draws in a run, about a hundred
+    pairs share their noise. On other devices, Box and Muller (1958) on the hash.
     """
     if key.device.type == "cpu":
         return _per_key(partial(_seeded_normal, shape=tuple(shape), dtype=dtype), key)

@@ -67,7 +67,7 @@ class _Together(torch.autograd.Function):
         lead = key.shape
         one = lambda v: v.reshape(math.prod(lead), *v.shape[len(lead) :])
         with torch.no_grad():
-            push = Push(*(one(v) if v.numel() else None for v in (shift, anchor)), plan.mu)
+            push = Push(one(shift) if shift.numel() else None, one(anchor) if anchor.numel() else None, plan.mu)
             data = Data(one(x), one(y), one(n))
             out = _train(plan, one(flat), one(lr), one(key), data, push, [one(v) for v in held])
         return tuple(v.reshape(*lead, *v.shape[1:]) for v in out)

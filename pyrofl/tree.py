@@ -101,7 +101,7 @@ def nbytes(a: Tree) -> int:
 
 
 def all_finite(v: Tensor) -> bool:
-    """Whether no value is NaN or infinite. A finite sum proves it in one pass; only an overflowing one is looked into."""
+    """Whether no value is NaN or infinite. A finite sum proves it in one pass; only another one is looked into."""
     return not v.is_floating_point() or math.isfinite(v.sum()) or bool(torch.isfinite(v).all())
 
 
@@ -177,7 +177,7 @@ class Raveled(dict[str, Tensor]):
 
 
 def blocks(theta: Tree, *groups: Sequence[str]) -> list[Tensor]:
-    """Each group of names as one flat vector: by slices of a `Raveled` tree where the groups are neighbours in order."""
+    """Each group of names as one flat vector: slices of a `Raveled` tree where the groups are neighbours in order."""
     if isinstance(theta, Raveled) and (cut := theta.ravel.cut(theta.vector, *groups)) is not None:
         return cut
     return [torch.cat([theta[k].reshape(-1) for k in group]) for group in groups]

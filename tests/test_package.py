@@ -107,6 +107,7 @@ def test_every_file_says_what_it_is() -> None:
 LAYERS = (
     {"names", "suggest", "version", "tree", "random"},
     {"data", "plain", "optim", "likelihoods", "guides", "handlers", "meanfield", "bayesian", "fastpath", "program"},
+    {"together"},
     {"fit", "method", "priors"},
     {"methods"},
     {

@@ -1,6 +1,6 @@
 """One round on ten clients of digits: the vectorised engine against the sequential one, and against plain PyTorch.
 
-    python -m experiments.benchmarks.round [--json]
+python -m experiments.benchmarks.round [--json]
 """
 
 from __future__ import annotations
@@ -113,5 +113,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-

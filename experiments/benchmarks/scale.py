@@ -1,6 +1,6 @@
 """Memory over many rounds, ten thousand clients, and how the cost of a round grows.
 
-    python -m experiments.benchmarks.scale [--json] [--plot FILE.png]
+python -m experiments.benchmarks.scale [--json] [--plot FILE.png]
 """
 
 from __future__ import annotations
@@ -150,5 +150,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-

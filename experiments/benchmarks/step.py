@@ -1,19 +1,19 @@
 """One training step: BayFL against plain PyTorch and against Pyro's own SVI, same network, batches of 64.
 
-    python -m experiments.benchmarks.step [--json] [--networks mlp convnet resnet20]
+python -m experiments.benchmarks.step [--json] [--networks mlp convnet resnet20]
 """
 
 from __future__ import annotations
 
+import pyro
 import torch
+from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
 
-import pyro
 from models.convnet import ConvNet
 from models.mlp import MLP
 from models.resnet import ResNet20
-from pyro.infer import SVI, Trace_ELBO
-from pyro.infer.autoguide import AutoNormal
 from pyrofl import Bayesian, Data, Program
 from pyrofl.fit import fit
 from pyrofl.guides import Normal
@@ -106,5 +106,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
