@@ -25,8 +25,7 @@ from .compare import compare as compare_runs
 from .config import Config, ConfigError, config_of, load, override, signature
 from .console import Reporter, partition_table
 from .datasets import DATASETS
-
-# SHRINK
+from .empirical_bayes.command import shrink
 from .engines import Sequential, Vectorised, choose
 from .guides import GUIDES
 from .likelihoods import LIKELIHOODS
@@ -192,7 +191,7 @@ def compare(
     compare_runs(runs, out, console)
 
 
-# SHRINK2
+app.command()(shrink)
 
 _REGISTRIES: dict[str, Mapping[str, Any]] = {
     "methods": METHODS,

@@ -3,8 +3,8 @@
 A key is a 0-d int64 tensor. What is drawn from it is a pure function of it: the same numbers come out in a loop and
 under `vmap`, no state is kept, and a checkpoint needs none. `fold` derives a key for each purpose, so that streams
 never depend on the order of calls. Bits, uniforms and orders are a counter-based hash (splitmix64: Steele, Lea, Flood,
-2014). Normals come from torch's own generator, seeded with the key, on the CPU, where that is about four times faster, and
-from the hash elsewhere, where a seed would have to be fetched from the device.
+2014). Normals come from torch's own generator on the CPU, seeded with the key, which is about four times faster there,
+and from the hash elsewhere, where a seed would have to be fetched from the device.
 """
 
 from __future__ import annotations

@@ -1,0 +1,120 @@
+"""Tables and figures of the simulation, from its CSV alone.
+
+python -m experiments.vaneb.report [--out experiments/vaneb/results]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.vaneb.simulations import COLUMNS, SETTINGS, curves
+from pyrofl.plots.style import look, save
+
+METHODS = ("gaussian", "adamix", "npeb", "fixed", "alternating", "vaneb")
+NAMES = {
+    "gaussian": "Gaussian EB",
+    "adamix": "AdaMix",
+    "npeb": "NPEB (package recipe)",
+    "fixed": "fixed-variance EB",
+    "alternating": "VANEB, alternating",
+    "vaneb": "VANEB",
+}
+
+
+def excess_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean and standard error over repeats of error minus oracle error, by setting, sites and method."""
+    rows = rows.assign(excess=rows.error - rows.oracle)
+    return rows.groupby(["setting", "sites", "method"]).excess.agg(["mean", "sem", "count"])
+
+
+def slope(table: pd.DataFrame, setting: str, method: str) -> tuple[float, float]:
+    """Least-squares slope of log excess on log K with its standard error."""
+    part = table.loc[setting].xs(method, level="method")["mean"]
+    part = part[part > 0]
+    if len(part) < 3:
+        return float("nan"), float("nan")
+    fit, covariance = np.polyfit(np.log(part.index), np.log(part), 1, cov="unscaled" if len(part) == 3 else True)
+    return float(fit[0]), float(np.sqrt(covariance[0, 0]))
+
+
+def paired(rows: pd.DataFrame, setting: str, sites: int) -> tuple[float, float, int]:
+    """Fixed-variance error minus VANEB error on the same data: mean, standard error, repeats."""
+    part = rows[(rows.setting == setting) & (rows.sites == sites)]
+    wide = part[part.method.isin(["fixed", "vaneb"])].pivot(index="repeat", columns="method", values="error")
+    gap = wide.fixed - wide.vaneb
+    return float(gap.mean()), float(gap.sem()), len(gap)
+
+
+def cell(mean: float, error: float, digits: int = 4) -> str:
+    return f"{mean:.{digits}f} ({error:.{digits}f})".rjust(23)
+
+
+def text(rows: pd.DataFrame) -> str:
+    """Everything the README quotes."""
+    rows = rows.reindex(columns=COLUMNS)
+    table, lines = excess_table(rows), []
+    for setting in rows.setting.unique():
+        part, about = rows[rows.setting == setting], SETTINGS[setting]
+        raw, bound = part[part.method == "raw"].error.mean(), part.van_trees.mean()
+        lines.append(f"\n{setting}: {about.text}; n_k {about.smallest} to {about.largest}")
+        lines.append(f"raw {raw:.4f}, oracle {part.oracle.mean():.4f}, van Trees bound {bound:.4f} (thickened prior)")
+        lines.append("excess over the oracle, mean (standard error)")
+        lines.append("    K " + "".join(f"{NAMES[m]:>23}" for m in METHODS) + "   fixed - VANEB, paired")
+        for sites in sorted(part.sites.unique()):
+            means = table.loc[(setting, sites)]
+            gap, error, count = paired(rows, setting, sites)
+            row = "".join(cell(means["mean"][m], means["sem"][m]) for m in METHODS)
+            lines.append(f"{sites:5d} {row}   {gap:+.4f} ({error:.4f}), {count} repeats")
+        lines.append("slope " + "".join(cell(*slope(table, setting, m), digits=2) for m in METHODS))
+    covered = rows[rows.method == "smoothed"].groupby(["setting", "sites"]).coverage.agg(["mean", "sem", "count"])
+    lines.append("\ncoverage of 95% intervals, widened prior, over sites and coordinates")
+    lines.append(covered.round(4).to_string())
+    timing = rows[rows.method.isin(METHODS)].groupby(["method", "sites"]).seconds.mean().unstack()
+    lines.append("\nmean seconds (two shared cores)\n" + timing.round(2).to_string())
+    gaps = rows[rows.method.isin(["vaneb", "fixed"])].groupby("method").gap.max()
+    lines.append("\nlargest gap, nats a site (asked for 1e-3)\n" + gaps.to_string())
+    return "\n".join(lines)
+
+
+def excess_figure(rows: pd.DataFrame) -> Figure:
+    table, settings = excess_table(rows), list(rows.setting.unique())
+    drawn = Figure(figsize=(11, 6.5), layout="constrained", facecolor="white")
+    axes = drawn.subplots(2, -(-len(settings) // 2), squeeze=False).ravel()
+    for ax, setting in zip(axes, settings):
+        for i, method in enumerate(METHODS):
+            part = table.loc[setting].xs(method, level="method")
+            ax.errorbar(part.index, part["mean"], yerr=part["sem"].fillna(0), label=NAMES[method], **look(i))
+        ax.set(xscale="log", yscale="log", title=setting, xlabel="sites K", ylabel="mean squared error - oracle")
+        ax.spines[["top", "right"]].set_visible(False)
+    for ax in axes[len(settings) :]:
+        ax.remove()
+    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
+    return drawn
+
+
+def prior_figure() -> Figure:
+    points = curves(np.random.default_rng(0), 4000)
+    drawn = Figure(figsize=(5, 5), layout="constrained", facecolor="white")
+    ax = drawn.add_subplot(projection="3d")
+    ax.scatter(*points.T, s=1, c=points[:, 2], cmap="viridis")
+    ax.set_title("the five-curve prior")
+    return drawn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("experiments/vaneb/results"))
+    out = parser.parse_args().out
+    rows = pd.read_csv(out / "simulations.csv")
+    save(excess_figure(rows), out / "excess.png", dpi=110)
+    save(prior_figure(), out / "prior.png", dpi=110)
+    print(text(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Widened priors: intervals that cover, and what the widening is made of."""
+
+import numpy as np
+import pytest
+
+from pyrofl.empirical_bayes import Mixture, QuadraticVariance, npmle, smoothed
+from pyrofl.empirical_bayes.smoothing import cloud, local_error, standard_points
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_the_points_have_the_moments_of_a_standard_normal(d):
+    x = standard_points(64, d)
+    np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-12)
+    np.testing.assert_allclose((x**2).mean(axis=0), 1)
+    assert abs(np.corrcoef(x.T) - np.eye(d)).max() < 0.25 if d > 1 else True
+    assert len(np.unique(x, axis=0)) == 64
+
+
+def test_a_cloud_adds_its_variance_and_keeps_the_mean():
+    fit = npmle([0.0, 0.0, 10.0, 10.0], [1.0, 1.0, 4.0, 4.0])
+    order = np.argsort(fit.atoms[:, 0])
+    np.testing.assert_allclose(local_error(fit)[order, 0], [1.0, 2.0], rtol=1e-3)
+    wide = cloud(fit, 0.5, 32)
+    np.testing.assert_allclose(wide.mean, fit.mean)
+    np.testing.assert_allclose(wide.covariance, fit.covariance + (0.25 * 1 + 0.25 * 4) / 2, rtol=1e-3)
+    assert cloud(fit, 0.0, 32) is fit
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_intervals_cover_at_four_hundred_sites(d):
+    rng = np.random.default_rng(d)
+    theta = np.where(rng.random((400, 1)) < 0.5, rng.normal(0, 0.5, (400, d)), rng.normal(3, 1, (400, d)))
+    V = rng.uniform(0.1, 1, (400, d))
+    z = theta + np.sqrt(V) * rng.normal(size=(400, d))
+    fit = npmle(z, V, tolerance=1e-3)
+    low, high = smoothed(fit).posterior(z, V).interval()
+    assert 0.92 <= ((low <= theta) & (theta <= high)).mean() <= 0.97
+    low, high = fit.sites.interval()
+    assert ((low <= theta) & (theta <= high)).mean() < 0.92  # why the widening is there
+
+
+@pytest.mark.slow
+def test_intervals_cover_when_the_variance_moves():
+    family, inside = QuadraticVariance(0.3, 0.0, 0.2), []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        theta, n = (
+            rng.uniform(-2, 2, (400, 1)) * [1.0, -0.5, 0.3] + 0.2 * rng.normal(size=(400, 3)),
+            rng.integers(5, 40, 400),
+        )
+        z = theta + np.sqrt(family.variance(theta) / n[:, None]) * rng.normal(size=(400, 3))
+        kernel = family.kernel(z, n)
+        low, high = smoothed(npmle(kernel, tolerance=1e-3)).posterior(kernel).interval()
+        inside.append(((low <= theta) & (theta <= high)).mean())
+    assert 0.92 <= np.mean(inside) <= 0.97
+
+
+def test_few_sites_need_no_chance_and_one_site_no_widening():
+    z, V = [28, 8, -3, 7, -1, 1, 18, 12], np.square([15.0, 10, 16, 11, 9, 11, 10, 18])
+    fit = npmle(z, V)
+    a, b = smoothed(fit), smoothed(fit)
+    np.testing.assert_array_equal(a.atoms, b.atoms)
+    assert "8-fold" in a.notes[-1]
+    assert smoothed(npmle([1.0], [1.0])).notes[-1].startswith("one site")
+    with pytest.raises(ValueError, match="keeps no sites"):
+        smoothed(Mixture(np.zeros((1, 1)), np.ones(1)))
