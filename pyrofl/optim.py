@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ class Optimizer:
 
     lr: float | Tensor = 0.1
     decay: float = 0.0
+
+    linear: ClassVar[bool] = False  # whether a step's way is lr times something that does not depend on lr
 
     def __post_init__(self) -> None:
         _within(self, decay=(0.0, math.inf))
@@ -48,6 +50,8 @@ class SGD(Optimizer):
     """theta <- theta - lr * m, m <- momentum * m + g."""
 
     momentum: float = 0.0
+
+    linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _within(self, decay=(0.0, math.inf), momentum=(0.0, 1.0))
@@ -88,6 +92,8 @@ class Adam(Optimizer):
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
+
+    linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _within(self, decay=(0.0, math.inf), b1=(0.0, 1.0), b2=(0.0, 1.0), eps=(5e-324, math.inf))

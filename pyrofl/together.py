@@ -100,7 +100,8 @@ def _train(
     T = schedule.rows.shape[1]
     keys = vmap(lambda k: fold(fold(k, "draws"), torch.arange(T, device=k.device)))(key)  # (C, T)
     alike = (schedule.live.all(0) & (lr == lr[0]).all()).tolist()  # (T,) one fused step serves all clients
-    optimizer, flat = with_rate(optimizer, float(lr[0])), flat.clone()
+    optimizer, unit, flat = with_rate(optimizer, float(lr[0])), with_rate(optimizer, 1.0), flat.clone()
+    way = torch.empty_like(flat)
     every, state = torch.arange(C, device=flat.device).unsqueeze(1), optimizer.init({"": flat})
     padded = bool((data.n < N).any())
     log = []
@@ -120,13 +121,18 @@ def _train(
             value = nll + kl
             (g,) = torch.autograd.grad(value.sum(), leaf)
         g, finite = push(g, flat), torch.isfinite(value)
+        log.append(torch.stack([value, nll, kl]).detach())
         if alike[t] and bool(finite.all()):
             optimizer.step_(flat, g, state)
-        else:  # a rate of 0 leaves a client that has finished where it is, one of NaN marks one that has diverged
-            rate = torch.where(schedule.live[:, t], torch.where(finite, lr, torch.nan), 0.0)
-            moved, state = with_rate(optimizer, rate.unsqueeze(1)).update({"": g}, state, {"": flat})
+            continue
+        # A rate of 0 leaves a client that has finished where it is, one of NaN marks one that has diverged.
+        rate = torch.where(schedule.live[:, t], torch.where(finite, lr, torch.nan), 0.0).unsqueeze(1)
+        if optimizer.linear and not optimizer.decay:  # the way of rate 1 in one fused step, then each client's share
+            unit.step_(way.zero_(), g, state)
+            flat.addcmul_(way, rate)
+        else:
+            moved, state = with_rate(optimizer, rate).update({"": g}, state, {"": flat})
             flat = moved[""]
-        log.append(torch.stack([value, nll, kl]).detach())
     table = torch.stack(log, 2) if log else flat.new_zeros(3, C, 1)  # (3, C, T)
     weights = schedule.last_epoch  # (C, T) rows that count in the last epoch
     means = torch.where(weights > 0, weights * table, 0.0).sum(2) / weights.sum(1).clamp_min(1)

@@ -1,6 +1,6 @@
 """Does knowing how the variance moves with the parameter pay? The simulation of Chang, Auddy and Paul, re-run.
 
-    python -m experiments.vaneb.simulations --out experiments/vaneb/results      (about 25 minutes on two cores)
+    python -m experiments.vaneb.simulations --out experiments/vaneb/results      (about an hour on two busy cores)
     python -m experiments.vaneb.simulations --smoke --out /tmp/vaneb              (seconds)
 
 Prior: an equal mixture of five space curves, s uniform on [0, 2 pi), centre added:
