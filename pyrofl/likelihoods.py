@@ -149,8 +149,8 @@ def distribution(kind: str, out: Tensor, *, validate_args: bool | None = None) -
 def information(kind: str, out: Tensor) -> Tensor:
     """Weights w (B, K) >= 0 of the expected Fisher information of a row, sum_k w_k J_k J_k', J = d out / d theta.
 
-    `out` are predictive parameters: log p (J is the score of each class, weighted by p), a logit, (location, scale), or
-    a     log-rate. For canonical links it is the Hessian of -log p(y | x); it is never negative, whatever the network.
+    `out` are predictive parameters: log p (J is the score of each class, weighted by p), a logit, (location, scale),
+    or a log-rate. For canonical links it is the Hessian of -log p(y | x); it is never negative, whatever the network.
     """
     if kind == "categorical":
         return out.exp()

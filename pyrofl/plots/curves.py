@@ -42,7 +42,7 @@ def learning_curves(
     axes.set_xlabel("round")
     axes.set_ylabel(meaning.title)
     arrow = {"higher": ", higher is better", "lower": ", lower is better", None: ""}[meaning.better]
-    axes.set_title(f"{whose}{split} rows: mean over clients ± 1 standard deviation{arrow}", fontsize=9, loc="left")
+    axes.set_title(f"{whose}{split} rows, mean ± 1 sd over clients{arrow}", fontsize=9, loc="left")
     sign = -1 if meaning.better == "higher" else 1
     order = np.argsort([sign * c["mean"].iloc[-1] for c in curves.values()], kind="stable")  # NaN last
     handles, texts = axes.get_legend_handles_labels()

@@ -97,6 +97,7 @@ def save(drawn: Figure, path: str | os.PathLike[str], *, dpi: int = 150) -> Path
     known = drawn.canvas.get_supported_filetypes()
     if kind not in known:
         raise ValueError(f"{target}: cannot draw a {kind or 'file without suffix'!r}; use one of {', '.join(known)}")
+    target.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
     drawn.savefig(content, format=kind, dpi=dpi)
     write(target, content.getvalue())
