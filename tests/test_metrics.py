@@ -48,9 +48,7 @@ def test_scores_agree_with_scikit_learn(seed, classes, weighted):
     q = p.mean(axis=0)
     guess = q.argmax(axis=1)
     assert_allclose(m.accuracy(p, y, weights=w), sk.accuracy_score(y, guess, sample_weight=w))
-    assert_allclose(
-        m.balanced_accuracy(p, y, weights=w), sk.balanced_accuracy_score(y, guess, sample_weight=w)
-    )
+    assert_allclose(m.balanced_accuracy(p, y, weights=w), sk.balanced_accuracy_score(y, guess, sample_weight=w))
     assert_allclose(
         m.nll(np.log(q[np.arange(len(y)), y])[None], weights=w).value,
         sk.log_loss(y, q, sample_weight=w, labels=range(classes)),

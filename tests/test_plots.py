@@ -160,12 +160,7 @@ def test_partition_writes_small_tables_and_refuses_wrong_shapes():
 
 def choices(clients: int) -> pd.DataFrame:
     rng = np.random.default_rng(0)
-    rows = [
-        (r, c, rng.choice(["slow", "fast"]))
-        for r in range(1, 13)
-        for c in names(clients)
-        if rng.random() < 0.7
-    ]
+    rows = [(r, c, rng.choice(["slow", "fast"])) for r in range(1, 13) for c in names(clients) if rng.random() < 0.7]
     return pd.DataFrame(rows, columns=["round", "client", "choice"])
 
 
