@@ -59,7 +59,7 @@ def test_siblings_share_data_model_and_budget(family: str):
         assert other["method"].get("optimizer", "") in ("", *first["method"]["optimizers"])  # a candidate of Meta-BayFL
 
 
-@pytest.mark.parametrize(("name", "clients"), [("digits", 10), ("hospitals", 4), ("domains", 4), ("tables", 4)])
+@pytest.mark.parametrize(("name", "clients"), [("mnist", 10), ("hospitals", 4), ("domains", 4), ("tables", 4)])
 def test_federated_runs_count_the_prior_once(name: str, clients: int, data_root: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
     assembled = assemble(load(ROOT / "experiments" / "meta_bayfl" / f"{name}.toml", []), data_root=data_root)

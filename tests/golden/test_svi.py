@@ -61,7 +61,7 @@ def svi(program, theta, data, key, elbo, optimizer):
     guide = Guide(theta)
     with pyro.get_param_store().scope():
         trainer = SVI(poutine.scale(model, 1 / N), poutine.scale(guide, 1 / N), optimizer, elbo)
-        for t, (_, batch) in enumerate(data.batches(random.fold(key, "order"), EPOCHS, SIZE)):
+        for t, (_, batch) in enumerate(data.batches(data.schedule(random.fold(key, "order"), EPOCHS, SIZE))):
             noise = program._noise(random.fold(key, "draws", t))
             guide.draw = {name.removesuffix("_unconstrained"): v for name, v in noise.items()}
             loss = trainer.step(batch.x[batch.live], batch.y[batch.live])
@@ -96,7 +96,7 @@ def test_bayfl_is_svi_step_for_step(kl, elbo, optimizer, pyros):
         assert (info["steps"].item(), ours.keys()) == (t, theirs.keys())
         for name, value in ours.items():
             torch.testing.assert_close(value, theirs[name], rtol=1e-9, atol=1e-11, msg=f"{name} at step {t}")
-    batches = [b for _, b in data.batches(random.fold(key, "order"), EPOCHS, SIZE)]
+    batches = [b for _, b in data.batches(data.schedule(random.fold(key, "order"), EPOCHS, SIZE))]
     first = program.loss(server, batches[0], random.fold(key, "draws", 0))
     assert first.item() == pytest.approx(steps[0][0], rel=1e-12)
 
