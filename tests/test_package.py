@@ -108,7 +108,7 @@ LAYERS = (
     {"names", "suggest", "version", "tree", "random"},
     {"data", "plain", "optim", "likelihoods", "guides", "handlers", "meanfield", "bayesian", "fastpath", "program"},
     {"together"},
-    {"fit", "method", "priors"},
+    {"fit", "method", "priors", "estimate", "empirical_bayes"},
     {"methods"},
     {
         "engines",
@@ -124,14 +124,17 @@ LAYERS = (
         "datasets",
     },
     {"evaluate", "run"},
-    {"assembly", "console", "plots", "compare", "empirical_bayes"},
+    {"assembly", "console", "plots", "compare"},
 )
+OUTER = {"command", "figures"}  # of `empirical_bayes`: what people see; its estimators are called by methods
 
 
 def layer(module: str) -> int | None:
     parts = module.split(".")
     if parts[0] != "pyrofl" or len(parts) < 2:
         return None
+    if parts[1] == "empirical_bayes" and set(parts[2:]) & OUTER:
+        return len(LAYERS)
     return next((i for i, names in enumerate(LAYERS) if parts[1] in names), None)
 
 

@@ -1,5 +1,6 @@
 """The methods, by the name they have in a configuration."""
 
+from .adamix import AdaMix
 from .alone import Alone, Pooled
 from .fedavg import BayFL, FedAvg
 from .fedbn import FedBN
@@ -7,6 +8,8 @@ from .fedmap import FedMAP
 from .fedprox import FedProx
 from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
+from .npeb import NPEB
+from .vaneb import VANEB
 
 METHODS: dict[str, type[FedAvg]] = {
     "fedavg": FedAvg,
@@ -16,8 +19,25 @@ METHODS: dict[str, type[FedAvg]] = {
     "meta_bayfl": MetaBayFL,
     "fedbn": FedBN,
     "fedmap": FedMAP,
+    "npeb": NPEB,
+    "vaneb": VANEB,
+    "adamix": AdaMix,
     "alone": Alone,
     "pooled": Pooled,
 }
 
-__all__ = ["METHODS", "Alone", "BayFL", "FedAvg", "FedBN", "FedMAP", "FedProx", "MCDropout", "MetaBayFL", "Pooled"]
+__all__ = [
+    "METHODS",
+    "NPEB",
+    "VANEB",
+    "AdaMix",
+    "Alone",
+    "BayFL",
+    "FedAvg",
+    "FedBN",
+    "FedMAP",
+    "FedProx",
+    "MCDropout",
+    "MetaBayFL",
+    "Pooled",
+]

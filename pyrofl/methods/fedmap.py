@@ -15,7 +15,7 @@ from ..method import Cohort, Reply
 from ..tree import Tree, mean, only, pack, without
 from .fedavg import FedAvg, Pooling
 
-EFFECTIVE = "report/effective_clients"  # 1 / sum_k w_k^2 of the last round
+EFFECTIVE, VARIANCE = "report/effective_clients", "report/prior_variance"  # 1 / sum_k w_k^2; mean over coordinates
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,9 @@ class FedMAP(FedAvg):
     w = softmax of the clients' log-weights: log n_k ("rows"), the mean log-likelihood of a row, the total (the
     paper's), or log n_k plus the mean. sigma^2 is one number, one a tensor, or one a coordinate, and at least `floor`.
     s_k is the scale of a Normal guide, 0 for a point: the same two levels with posteriors in place of estimates.
+
+    The estimates of a point guide draw together in every round, for both levels gain by a smaller sigma^2: it ends at
+    `floor`, which then is the strength of the prior. With a Normal guide the s_k keep it away from 0.
 
     `literal` does not divide the prior by n_k, as the paper writes it. `fixed_variance` never learns sigma^2: with
     `literal` it is the authors' first code, FedProx with mu = 1 / sigma^2 around personal models. Parameters without a
@@ -40,7 +43,7 @@ class FedMAP(FedAvg):
     start: Literal["personal", "global"] = "personal"
     first_variance: float = 1.0  # sigma^2 of the first round
     fixed_variance: float | None = None
-    floor: float = 1e-6
+    floor: float = 1e-2
     literal: bool = False
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # `weights` takes its place
     pooling: Pooling = field(default="scale", init=False, repr=False)
@@ -62,10 +65,10 @@ class FedMAP(FedAvg):
         theta, p = super().init(key), self.program
         first = self.first_variance if self.fixed_variance is None else self.fixed_variance
         variance = share({s: torch.full_like(theta[p.loc_name(s)], first) for s in p.sites}, self.variance)
-        return {**theta, **pack(variance=variance), EFFECTIVE: _scalar(theta, 1.0)}
+        return {**theta, **pack(variance=variance), EFFECTIVE: _scalar(theta, 1.0), VARIANCE: _scalar(theta, first)}
 
     def down(self, server: Tree, client: int) -> Tree:
-        return without(server, [EFFECTIVE])
+        return without(server, [EFFECTIVE, VARIANCE])
 
     def message(self, down: Tree) -> Tree:
         return {**super().message(down), "log_weight": _scalar(down, 0.0)}
@@ -106,6 +109,8 @@ class FedMAP(FedAvg):
             both = pool(p.posterior(ups), w, "mixture")
             variance = share({s: scale.square() for s, (_, scale) in both.items()}, self.variance)
             new |= pack(variance={s: v.clamp_min(self.floor) for s, v in variance.items()})
+            every = [scale.square().flatten() for _, scale in self.prior_of(new).values()]
+            new[VARIANCE] = torch.cat(every).mean()
         return {**new, **p.guide_of(self.prior_of(new))} if p.mean_field else new
 
     def personal(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Tree:

@@ -112,7 +112,7 @@ def test_the_upper_level_is_the_closed_form(sharing: Any) -> None:
     new = method.aggregate(server, ups, COHORT)
     flat = np.concatenate([ups[program.loc_name(s)].reshape(4, -1).numpy() for s in program.sites], 1)
     sizes = [math.prod(server[program.loc_name(s)].shape) for s in program.sites]
-    expected = upper_level(flat, ups["log_weight"].numpy(), sharing=sharing, sizes=sizes)
+    expected = upper_level(flat, ups["log_weight"].numpy(), sharing=sharing, sizes=sizes, floor=0.01)
     got = {s: (m.flatten(), v.square().flatten()) for s, (m, v) in method.prior_of(new).items()}
     np.testing.assert_allclose(torch.cat([m for m, _ in got.values()]), expected.mean, rtol=1e-12)
     np.testing.assert_allclose(torch.cat([v for _, v in got.values()]), expected.variance, rtol=1e-12)
@@ -134,6 +134,7 @@ def test_the_upper_level_by_hand() -> None:
     # deviations (3, 0, 3) with weight 1/4 and (1, 0, 1) with weight 3/4: (18 / 4 + 2 * 3 / 4) / 3 coordinates
     assert float(new[f"variance/{WEIGHT}"]) == pytest.approx(2.0) == float(new[f"variance/{BIAS}"])
     assert float(new["report/effective_clients"]) == pytest.approx(1 / (1 / 16 + 9 / 16))
+    assert float(new["report/prior_variance"]) == pytest.approx(2.0)
 
 
 def test_the_scales_of_a_normal_guide_add_to_the_variance() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ def small(**changes: Any) -> dict[str, Any]:
 def small_of(method: str, **arguments: Any) -> dict[str, Any]:
     """SMALL with another method, and the network it needs."""
     model = {"name": "support.nets:Dense", **NEEDS.get(method, {})}
-    assert method in METHODS
-    return small(method={"name": method, "epochs": 1.0, "size": 8, **arguments}, model=model)
+    known = {f.name for f in dataclasses.fields(METHODS[method]) if f.init}
+    budget = {k: v for k, v in (("epochs", 1.0), ("size", 8)) if k in known}
+    return small(method={"name": method, **budget, **arguments}, model=model)
 
 
 def written(path: Path, table: dict[str, Any]) -> Path:

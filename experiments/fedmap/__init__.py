@@ -1,0 +1,1 @@
+"""Personal models under a Gaussian prior: the scenarios of the FedMAP paper."""

@@ -1,0 +1,32 @@
+"""Office-Caltech-10, a client a domain; all methods have the same network with batch normalisation.
+
+python -m experiments.fedmap.domains [--scale smoke|cpu] [--out DIR]
+"""
+
+from __future__ import annotations
+
+from .common import ALONE, FEDAVG, FEDPROX, PUBLIC, Arm, arguments, report, scores, write
+
+ARMS = {
+    "alone": ALONE,
+    "fedavg": FEDAVG,
+    "fedprox": FEDPROX,
+    "fedbn": Arm({"name": "fedbn", "weighting": "rows"}),
+    "fedmap": Arm({"name": "fedmap"}),
+    "fedmap_fixed": Arm(PUBLIC),
+}
+DOMAINS = ["amazon", "caltech10", "dslr", "webcam"]
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    smoke = options.scale == "smoke"
+    less = ["rounds=1", "method.epochs=1", "model.channels=2"] if smoke else []
+    frames = {"domains": scores("domains.toml", ARMS, seeds=[1] if smoke else [1, 2, 3], less=less)}
+    groups = {"domains": DOMAINS, "dslr and webcam": DOMAINS[2:]}
+    pairs = [(name, "alone") for name in ARMS if name != "alone"]
+    write("domains", options.out, frames, [report(frames["domains"], groups, pairs, title="four domains")])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""The four heart-disease hospitals.
+
+python -m experiments.fedmap.hospitals [--scale smoke|cpu] [--out DIR]
+"""
+
+from __future__ import annotations
+
+from .common import ARMS, Arm, arguments, report, scores, write
+
+BAYES = {"fedmap_bayes": Arm({"name": "fedmap"}, {"guide": {"name": "normal"}})}
+HOSPITALS = ["cleveland", "hungarian", "switzerland", "va"]
+AGAINST = [(a, "alone") for a in ("fedavg", "fedprox", "fedbn", "fedmap", "fedmap_fixed", "fedmap_single", *BAYES)]
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    smoke = options.scale == "smoke"
+    less = ["rounds=1", "method.epochs=1", "evaluate.final_draws=2"] if smoke else []
+    seeds = [1] if smoke else list(range(1, 11))
+    frames = {"hospitals": scores("hospitals.toml", {**ARMS, **BAYES}, seeds=seeds, less=less)}
+    text = report(frames["hospitals"], {"hospitals": HOSPITALS}, AGAINST, title="four hospitals")
+    write("hospitals", options.out, frames, [text])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The synthetic scenarios: skewed features, quantities and labels; and labels where all clients share their features.
+
+python -m experiments.fedmap.synthetic [--scale smoke|cpu] [--out DIR]
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from .common import ARMS, arguments, report, scores, write
+
+GROUPS = {
+    "clients 1 to 5": [f"client {i}" for i in range(1, 6)],
+    "clients 6 to 10": [f"client {i}" for i in range(6, 11)],
+    "clients 8 to 10": [f"client {i}" for i in range(8, 11)],
+}
+AGAINST = [
+    ("fedmap", "alone"),
+    ("fedmap_fixed", "alone"),
+    ("fedmap_single", "alone"),
+    ("fedmap_fixed", "fedmap_single"),
+    ("fedavg", "alone"),
+    ("fedprox", "alone"),
+    ("fedbn", "alone"),
+]
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    smoke = options.scale == "smoke"
+    less = ["rounds=1", "method.epochs=1", "data.rows=40"] if smoke else []
+    seeds = [1] if smoke else [1, 2, 3]
+    together = {k: v for k, v in ARMS.items() if not v.single}
+    few = {k: v for k, v in ARMS.items() if k != "fedprox" and k != "fedbn"}
+    kinds = {
+        "features": (together, ["data.scenario='features'"]),
+        "quantity": (together, ["data.scenario='quantity'"]),
+        "labels": (ARMS, ["data.scenario='labels'"]),
+        "labels, shared features": (few, ["data.scenario='labels'", "data.affine=false"]),
+    }
+    frames: dict[str, pd.DataFrame] = {}
+    texts = []
+    for title, (arms, more) in kinds.items():
+        parts = [scores("synthetic.toml", arms, seeds=[s], less=[*less, *more, f"data.seed={s}"]) for s in seeds]
+        frames[title] = pd.concat(parts, ignore_index=True)
+        pairs = [(a, b) for a, b in AGAINST if a in arms and b in arms]
+        texts.append(report(frames[title], GROUPS, pairs, title=title))
+    write("synthetic", options.out, frames, texts)
+
+
+if __name__ == "__main__":
+    main()
