@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -127,20 +128,24 @@ def report(
 
 def draw(frames: Mapping[str, pd.DataFrame], path: Path) -> Path:
     """Balanced accuracy of each client, a panel an experiment; the arms of a client side by side."""
-    drawn = figure(3.4 * len(frames) + 2, 3.6)
+    columns, seen = min(len(frames), 3), set[str]()
+    drawn = figure(3.6 * columns + 2, 2.9 * math.ceil(len(frames) / columns) + 0.6)
     arms = list(dict.fromkeys(arm for frame in frames.values() for arm in frame["arm"]))
     for i, (title, frame) in enumerate(frames.items()):
-        axes = tidy(drawn.add_subplot(1, len(frames), i + 1, sharey=drawn.axes[0] if i else None))
+        place = (math.ceil(len(frames) / columns), columns, i + 1)
+        axes = tidy(drawn.add_subplot(*place, sharey=drawn.axes[0] if i else None))
         table = means(frame, {}, "balanced_accuracy")
         for arm in table.columns:
             j = arms.index(arm)
             places = [row + 0.8 * (j + 0.5) / len(arms) - 0.4 for row in range(len(table))]
             style = {**look(j), "linestyle": "none"}
-            axes.plot(places, table[arm], label=arm if i == 0 else None, **style)
+            axes.plot(places, table[arm], label=arm if arm not in seen else None, **style)
+            seen.add(arm)
         axes.set_xticks(range(len(table)), [str(c).removeprefix("client ") for c in table.index], fontsize=8)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("client")
-    drawn.axes[0].set_ylabel("balanced accuracy, test rows")
+    for axes in drawn.axes[::columns]:
+        axes.set_ylabel("balanced accuracy, test rows")
     drawn.legend(loc="outside upper center", ncols=len(arms), fontsize=8, frameon=False)
     return save(drawn, path)
 

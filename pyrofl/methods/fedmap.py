@@ -29,7 +29,7 @@ class FedMAP(FedAvg):
     s_k is the scale of a Normal guide, 0 for a point: the same two levels with posteriors in place of estimates.
 
     The estimates of a point guide draw together in every round, for both levels gain by a smaller sigma^2: it ends at
-    `floor`, which then is the strength of the prior. With a Normal guide the s_k keep it away from 0.
+    `floor`, which then is the strength of the prior. The s_k of a Normal guide counter that.
 
     `literal` does not divide the prior by n_k, as the paper writes it. `fixed_variance` never learns sigma^2: with
     `literal` it is the authors' first code, FedProx with mu = 1 / sigma^2 around personal models. Parameters without a
