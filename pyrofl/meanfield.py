@@ -71,13 +71,15 @@ class _DrawAndKL(torch.autograd.Function):
         m, s = ctx.prior or prior
         precision = 1 / (s * s)
         pull = (loc - m) * precision if ctx.prior is None or m else loc * precision  # dKL / dloc
-        dscale = torch.addcmul(dw * noise, scale * precision - scale.reciprocal(), dkl)
+        # In place on fresh vectors: (dw noise + dkl (scale / s^2 - 1 / scale)) dscale / drho.
+        drho = (scale * precision).sub_(scale.reciprocal())
+        drho = drho.mul_(dkl).addcmul_(dw, noise).mul_(torch.sigmoid(rho))
         dm = ds = None
         if ctx.needs_input_grad[3]:
             dm = (-dkl * pull).sum_to_size(m.shape)
         if ctx.needs_input_grad[4]:
             ds = (dkl * (1 - (scale.square() + (loc - m).square()) * precision) / s).sum_to_size(s.shape)
-        return torch.addcmul(dw, pull, dkl), dscale * torch.sigmoid(rho), None, dm, ds
+        return pull.mul_(dkl).add_(dw), drho, None, dm, ds
 
 
 def natural(q: Posterior) -> Tree:

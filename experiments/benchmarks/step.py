@@ -27,8 +27,8 @@ BATCH, RATE = 64, 1e-3
 # name: (network, shape of a row, steps a turn, torch threads or None for those asked for)
 NETWORKS = {
     "mlp": (lambda: MLP(shape=(64,), outputs=10, hidden=100), (64,), 40, 1),
-    "convnet": (lambda: ConvNet(shape=(3, 32, 32), outputs=10, hidden=120), (3, 32, 32), 4, None),
-    "resnet20": (lambda: ResNet20(shape=(3, 32, 32), outputs=10), (3, 32, 32), 2, None),
+    "convnet": (lambda: ConvNet(shape=(3, 32, 32), outputs=10, hidden=120), (3, 32, 32), 8, None),
+    "resnet20": (lambda: ResNet20(shape=(3, 32, 32), outputs=10), (3, 32, 32), 4, None),
 }
 BARS = {
     "convnet.over_plain": 1.15,
