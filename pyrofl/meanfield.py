@@ -67,19 +67,18 @@ class _DrawAndKL(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dw: Tensor, dkl: Tensor) -> tuple[Tensor | None, ...]:
         loc, rho, noise, scale, *prior = ctx.saved_tensors
-        dkl = dkl.unsqueeze(-1)  # (..., 1) beside (..., D)
         m, s = ctx.prior or prior
-        precision = 1 / (s * s)
-        pull = (loc - m) * precision if ctx.prior is None or m else loc * precision  # dKL / dloc
-        # In place on fresh vectors: (dw noise + dkl (scale / s^2 - 1 / scale)) dscale / drho.
-        drho = (scale * precision).sub_(scale.reciprocal())
-        drho = drho.mul_(dkl).addcmul_(dw, noise).mul_(torch.sigmoid(rho))
+        dkl = dkl.unsqueeze(-1)  # (..., 1) beside (..., D)
+        strength = dkl / (s * s)
+        gap = loc if ctx.prior and not m else loc - m
+        # In place on a fresh vector: dw noise + dkl (scale / s^2 - 1 / scale), times dscale / drho.
+        drho = (dw * noise).addcmul_(scale, strength).addcdiv_(-dkl, scale).mul_(torch.sigmoid(rho))
         dm = ds = None
         if ctx.needs_input_grad[3]:
-            dm = (-dkl * pull).sum_to_size(m.shape)
+            dm = (-gap * strength).sum_to_size(m.shape)
         if ctx.needs_input_grad[4]:
-            ds = (dkl * (1 - (scale.square() + (loc - m).square()) * precision) / s).sum_to_size(s.shape)
-        return pull.mul_(dkl).add_(dw), drho, None, dm, ds
+            ds = ((dkl - (scale.square() + gap.square()) * strength) / s).sum_to_size(s.shape)
+        return torch.addcmul(dw, gap, strength), drho, None, dm, ds
 
 
 def natural(q: Posterior) -> Tree:
