@@ -23,7 +23,11 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {  # of the network, where a method has
     "fedbn": {"batch_norm": True},
     **{name: {"linear": True} for name in ("npeb", "vaneb", "adamix")},  # whose cost is cubic in the parameters
 }
-FEW: Mapping[str, Mapping[str, Any]] = {"adamix": {"components": 2, "restarts": 1}}  # arguments that make a method quick
+FEW: Mapping[str, Mapping[str, Any]] = {  # arguments that make a method quick
+    "npeb": {"newton": 2},
+    "vaneb": {"newton": 2},
+    "adamix": {"newton": 2, "components": 2, "restarts": 1, "em": 5},
+}
 # methods whose own state is what they sent, by their paper: the model, or the sum of the changes of a control variate
 KEEPS_WHAT_IT_SENDS = frozenset({"fedmap", "scaffold"})
 
