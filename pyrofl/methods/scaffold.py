@@ -71,7 +71,8 @@ class SCAFFOLD(FedAvg):
             new = self.gradient(down, data, fold(key, "control"))
         else:
             path = scale(sub(x, only(y, c)), 1 / (S.clamp_min(1) * self.optimizer.lr))
-            new = where(S > 0, add(sub(ck, c), path), ck)
+            new = add(sub(ck, c), path)
+        new = where(S > 0, new, ck)
         return Reply({**y, **pack(c=sub(new, ck))}, pack(c=new), info)
 
     def gradient(self, x: Tree, data: Data, key: Tensor) -> Tree:

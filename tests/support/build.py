@@ -21,9 +21,7 @@ RAGGED = (17, 1, 8, 5, 0)  # training rows of the clients: one row, less than a 
 class Net(nn.Module):
     """Features -> 4 hidden units, or none if `linear` -> outputs, with batch normalisation or dropout on demand."""
 
-    def __init__(
-        self, *, linear: bool = False, batch_norm: bool = False, dropout: float = 0.0, outputs: int = CLASSES
-    ):
+    def __init__(self, *, linear: bool = False, batch_norm: bool = False, dropout: float = 0.0, outputs: int = CLASSES):
         super().__init__()
         units = FEATURES if linear else 4
         blocks: list[nn.Module] = [] if linear else [nn.Linear(FEATURES, units)]
