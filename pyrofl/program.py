@@ -390,6 +390,11 @@ class Program:
         return all(_is_improper(self.guide.prototype_trace.nodes[s]["fn"]) for s in self.sites)
 
     @property
+    def family(self) -> str:
+        """The guide's family: "delta", "normal" (mean-field), or "other"."""
+        return "delta" if self.point_mass else "normal" if self.mean_field else "other"
+
+    @property
     def point_mass(self) -> bool:
         """Whether the guide has no spread, so that every draw of the weights is the same."""
         return isinstance(self.guide, AutoDelta)

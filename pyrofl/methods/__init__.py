@@ -3,21 +3,35 @@
 from .adamix import AdaMix
 from .alone import Alone, Pooled
 from .fedavg import BayFL, FedAvg
+from .fedbabu import FedBABU
 from .fedbn import FedBN
 from .fedmap import FedMAP
+from .fedopt import FedAdam, FedAvgM, FedYogi
+from .fedper import FedPer
 from .fedprox import FedProx
+from .fedrep import FedRep
+from .lg_fedavg import LGFedAvg
 from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
 from .npeb import NPEB
+from .scaffold import SCAFFOLD
 from .vaneb import VANEB
 
 METHODS: dict[str, type[FedAvg]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "scaffold": SCAFFOLD,
+    "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
     "bayfl": BayFL,
     "mc_dropout": MCDropout,
     "meta_bayfl": MetaBayFL,
     "fedbn": FedBN,
+    "fedper": FedPer,
+    "fedrep": FedRep,
+    "fedbabu": FedBABU,
+    "lg_fedavg": LGFedAvg,
     "fedmap": FedMAP,
     "npeb": NPEB,
     "vaneb": VANEB,
@@ -29,14 +43,22 @@ METHODS: dict[str, type[FedAvg]] = {
 __all__ = [
     "METHODS",
     "NPEB",
+    "SCAFFOLD",
     "VANEB",
     "AdaMix",
     "Alone",
     "BayFL",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedBABU",
     "FedBN",
     "FedMAP",
+    "FedPer",
     "FedProx",
+    "FedRep",
+    "FedYogi",
+    "LGFedAvg",
     "MCDropout",
     "MetaBayFL",
     "Pooled",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from ..program import Program
 from ..tree import Tree, mean, only
 
 Pooling = Literal["scale", "unconstrained", "variance", "mixture", "product"]
+Part = Literal["all", "head", "body"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class FedAvg:
 
     x <- sum_k (n_k / n) y_k, with y_k after `epochs` local epochs of batches of `size` rows from x. With a Normal guide
     the server pools the clients' posteriors by the rule `pooling`. `finetune` lets a client predict with its own model
-    after one more local update ("FedAvg+FT"), instead of with the global one.
+    after one more local update ("FedAvg+FT"), instead of with the global one: of `finetune_epochs` in place of `epochs`
+    where given, and of all tensors, or of the network's head or of all others ("body") alone.
 
     Reference: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, 2017, algorithm 1.
     """
@@ -38,14 +40,26 @@ class FedAvg:
     weighting: Literal["rows", "uniform"] = "rows"
     pooling: Pooling = "scale"
     finetune: bool = False
+    finetune_epochs: float | None = None
+    finetune_part: Part = "all"
+
+    travels: ClassVar[str] = "the model, down and up"
+    stays: ClassVar[str] = "nothing"
+    guides: ClassVar[tuple[str, ...]] = ("delta", "normal", "other")  # families that fit; "other": any other autoguide
+    guides_because: ClassVar[str] = ""  # why no others do
 
     guide: ClassVar[str] = "delta"
     prior: ClassVar[str] = "flat"
     pools: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not self.epochs > 0 or not math.isfinite(self.epochs):
-            raise ValueError(f"method.epochs must be positive, got {self.epochs}")
+        if self.program.family not in self.guides:
+            known = " or ".join(repr(g) for g in self.guides)
+            raise ValueError(f"{type(self).__name__} {self.guides_because}: use guide = {known}")
+        for name in ("epochs", "finetune_epochs"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"method.{name} must be positive, got {value}")
         if self.size < 1:
             raise ValueError(f"method.size must be at least 1 row, got {self.size}")
         if self.pooling != "scale" and not self.program.mean_field:
@@ -54,6 +68,8 @@ class FedAvg:
             )
         if self.pooling == "product" and self.program.prior_posterior() is None:
             raise ValueError("method.pooling = 'product' counts the prior once, so it needs Gaussian priors")
+        if self.finetune_part != "all":
+            self.part(self.finetune_part)
 
     def init(self, key: Tensor) -> Tree:
         return self.program.init(key)
@@ -71,8 +87,8 @@ class FedAvg:
         return {}
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
-        y, info = self.fit(self.program.parts, down, data, key)
-        return Reply(self.program.refresh(y, data), own, info)
+        y, info = self.train(down, data, key)
+        return Reply(y, own, info)
 
     def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
         weights = cohort.n.double() if self.weighting == "rows" else torch.ones_like(cohort.n, dtype=torch.float64)
@@ -83,7 +99,10 @@ class FedAvg:
         return {**server, **mean(ups, weights), **p.guide_of(q)}
 
     def personal(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Tree:
-        return self.local(down, own, data, key).up if self.finetune else {**down, **own}
+        theta = {**down, **own}
+        if not self.finetune:
+            return theta
+        return self.train(theta, data, key, epochs=self.finetune_epochs, names=self.part(self.finetune_part))[0]
 
     def predict(self, theta: Tree, x: Tensor, key: Tensor) -> Tensor:
         return self.program.predict(theta, x, key)
@@ -92,6 +111,22 @@ class FedAvg:
     def stochastic(self) -> bool:
         """Whether `predict` differs from draw to draw."""
         return not self.program.point_mass
+
+    def part(self, name: Part) -> frozenset[str]:
+        """Names of what is trained: all, the network's head, or all but the head ("body")."""
+        every = self.program.trainable
+        if name == "all":
+            return every
+        head = self.program.names("head") & every
+        found = head if name == "head" else every - head
+        if not found:
+            raise ValueError(f"nothing to train in the network's {name!r} alone: it has no parameters there")
+        return found
+
+    def train(self, theta: Tree, data: Data, key: Tensor, **how: Any) -> tuple[Tree, Tree]:
+        """(model, log) of a local update from `theta`, with running statistics of the new weights; `how`: see `fit`."""
+        y, info = self.fit(self.program.parts, theta, data, key, **how)
+        return self.program.refresh(y, data), info
 
     def fit(
         self,
@@ -141,14 +176,14 @@ class BayFL(FedAvg):
         start = super().init(key)
         return start if self.schedule == "a" else {**start, "round": torch.tensor(1, device=key.device)}
 
-    def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
+    def train(self, theta: Tree, data: Data, key: Tensor, **how: Any) -> tuple[Tree, Tree]:
         if self.schedule == "a":
-            return super().local(down, own, data, key)
-        k = down["round"].double()
+            return super().train(theta, data, key, **how)
+        k = theta["round"].double()
         share = {"a/sqrt(K)": torch.ones_like(k) * self.rounds**-0.5, "a/k": 1 / k, "a/sqrt(k)": k**-0.5}[self.schedule]
         rate = self.optimizer.lr * share
-        y, info = self.fit(self.program.parts, down, data, key, optimizer=with_rate(self.optimizer, rate))
-        return Reply(self.program.refresh(y, data), own, {**info, "rate": rate})
+        y, info = super().train(theta, data, key, optimizer=with_rate(self.optimizer, rate), **how)
+        return y, {**info, "rate": rate}
 
     def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
         new = super().aggregate(server, ups, cohort)

@@ -13,7 +13,7 @@ from ..data import Batch, Data
 from ..meanfield import Posterior, pool
 from ..method import Cohort, Reply
 from ..tree import Tree, mean, only, pack, without
-from .fedavg import FedAvg, Pooling
+from .fedavg import FedAvg, Part, Pooling
 
 EFFECTIVE, VARIANCE = "report/effective_clients", "report/prior_variance"  # 1 / sum_k w_k^2; mean over coordinates
 
@@ -47,7 +47,13 @@ class FedMAP(FedAvg):
     literal: bool = False
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # `weights` takes its place
     pooling: Pooling = field(default="scale", init=False, repr=False)
+    finetune_epochs: float | None = field(default=None, init=False, repr=False)
+    finetune_part: Part = field(default="all", init=False, repr=False)
 
+    travels: ClassVar[str] = "the prior's mean and variance come down, the client's model and its weight go up"
+    stays: ClassVar[str] = "the client's model, from which it goes on"
+    guides: ClassVar[tuple[str, ...]] = ("delta", "normal")
+    guides_because: ClassVar[str] = "has a Gaussian prior for each site"
     prior: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
@@ -56,10 +62,6 @@ class FedMAP(FedAvg):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"method.{name} must be positive, got {value}")
-        if not (self.program.mean_field or self.program.point_mass):
-            raise ValueError(
-                "fedmap has a Gaussian prior for each site: use guide = 'delta', as the paper, or 'normal'"
-            )
 
     def init(self, key: Tensor) -> Tree:
         theta, p = super().init(key), self.program

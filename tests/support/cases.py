@@ -21,9 +21,15 @@ from . import build
 NEEDS: Mapping[str, Mapping[str, Any]] = {  # of the network, where a method has some
     "mc_dropout": {"dropout": 0.25},
     "fedbn": {"batch_norm": True},
+    **{name: {"linear": True} for name in ("npeb", "vaneb", "adamix")},  # whose cost is cubic in the parameters
 }
-# methods whose own state is the model that they sent, by their paper: it is kept, not kept back
-KEEPS_WHAT_IT_SENDS = frozenset({"fedmap"})
+FEW: Mapping[str, Mapping[str, Any]] = {  # arguments that make a method quick
+    "npeb": {"newton": 2},
+    "vaneb": {"newton": 2},
+    "adamix": {"newton": 2, "components": 2, "restarts": 1, "em": 5},
+}
+# methods whose own state is what they sent, by their paper: the model, or the sum of the changes of a control variate
+KEEPS_WHAT_IT_SENDS = frozenset({"fedmap", "scaffold"})
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Case:
         fields = {f.name for f in dataclasses.fields(kind) if f.init}
         given = {"epochs": 2.0, "size": 4, "rounds": rounds, "clients": clients, "seed": 1}
         known = {k: v for k, v in given.items() if k in fields}
-        return kind(build.program(**options), **{**known, **self.arguments})
+        return kind(build.program(**options), **{**known, **FEW.get(self.method, {}), **self.arguments})
 
     def run(
         self,
@@ -79,6 +85,7 @@ CASES = [
     *(Case(name) for name in METHODS),
     *(Case(name, network={"batch_norm": True}) for name in METHODS),
     Case("fedavg", {"finetune": True}),
+    Case("fedavg", {"finetune": True, "finetune_epochs": 1.0, "finetune_part": "head"}),
     Case("bayfl", {"schedule": "a/sqrt(k)"}),
     Case("bayfl", {"pooling": "product"}),
     Case("bayfl", {"pooling": "mixture", "weighting": "uniform"}),
@@ -87,6 +94,9 @@ CASES = [
     Case("fedmap", {"weights": "total_loglik", "literal": True, "start": "global"}, {"guide": "normal"}),
     Case("fedmap", {"fixed_variance": 2.0, "variance": "tensor", "finetune": True}),
     Case("fedbn", {"finetune": True}, {"guide": "normal", "prior": "gaussian"}),
+    Case("scaffold", {"option": "I", "server_rate": 0.5}, {"guide": "normal", "prior": "gaussian"}),
+    Case("fedyogi", network={"guide": "normal", "prior": "gaussian"}),
+    Case("fedrep", network={"guide": "normal", "prior": "gaussian"}),
     Case("meta_bayfl", {"optimizers": MIXED, "every": "epoch"}),
     Case("meta_bayfl", {"restart": False, "train_on": "all", "score": "elbo"}),
 ]
