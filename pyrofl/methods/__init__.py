@@ -2,6 +2,7 @@
 
 from .adamix import AdaMix
 from .alone import Alone, Pooled
+from .ditto import Ditto
 from .fedavg import BayFL, FedAvg
 from .fedbn import FedBN
 from .fedmap import FedMAP
@@ -18,6 +19,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "mc_dropout": MCDropout,
     "meta_bayfl": MetaBayFL,
     "fedbn": FedBN,
+    "ditto": Ditto,
     "fedmap": FedMAP,
     "npeb": NPEB,
     "vaneb": VANEB,
@@ -33,6 +35,7 @@ __all__ = [
     "AdaMix",
     "Alone",
     "BayFL",
+    "Ditto",
     "FedAvg",
     "FedBN",
     "FedMAP",
