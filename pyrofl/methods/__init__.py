@@ -10,6 +10,7 @@ from .fedprox import FedProx
 from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
 from .npeb import NPEB
+from .per_fedavg import PerFedAvg
 from .vaneb import VANEB
 
 METHODS: dict[str, type[FedAvg]] = {
@@ -19,6 +20,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "mc_dropout": MCDropout,
     "meta_bayfl": MetaBayFL,
     "fedbn": FedBN,
+    "per_fedavg": PerFedAvg,
     "ditto": Ditto,
     "fedmap": FedMAP,
     "npeb": NPEB,
@@ -42,5 +44,6 @@ __all__ = [
     "FedProx",
     "MCDropout",
     "MetaBayFL",
+    "PerFedAvg",
     "Pooled",
 ]

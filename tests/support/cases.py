@@ -86,6 +86,8 @@ CASES = [
     Case("fedmap", {"weights": "rows_times_likelihood", "variance": "coordinate"}),
     Case("fedmap", {"weights": "total_loglik", "literal": True, "start": "global"}, {"guide": "normal"}),
     Case("fedmap", {"fixed_variance": 2.0, "variance": "tensor", "finetune": True}),
+    Case("per_fedavg", {"order": "hessian_free", "adapt": 2}, {"guide": "normal", "prior": "gaussian"}),
+    Case("ditto", {"lam": 0.1}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedbn", {"finetune": True}, {"guide": "normal", "prior": "gaussian"}),
     Case("meta_bayfl", {"optimizers": MIXED, "every": "epoch"}),
     Case("meta_bayfl", {"restart": False, "train_on": "all", "score": "elbo"}),
