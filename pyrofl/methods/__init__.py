@@ -3,6 +3,7 @@
 from .adamix import AdaMix
 from .alone import Alone, Pooled
 from .ditto import Ditto
+from .fedamp import FedAMP
 from .fedavg import BayFL, FedAvg
 from .fedbn import FedBN
 from .fedmap import FedMAP
@@ -11,6 +12,7 @@ from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
 from .npeb import NPEB
 from .per_fedavg import PerFedAvg
+from .pfedme import PFedMe
 from .vaneb import VANEB
 
 METHODS: dict[str, type[FedAvg]] = {
@@ -22,6 +24,8 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedbn": FedBN,
     "per_fedavg": PerFedAvg,
     "ditto": Ditto,
+    "pfedme": PFedMe,
+    "fedamp": FedAMP,
     "fedmap": FedMAP,
     "npeb": NPEB,
     "vaneb": VANEB,
@@ -38,12 +42,14 @@ __all__ = [
     "Alone",
     "BayFL",
     "Ditto",
+    "FedAMP",
     "FedAvg",
     "FedBN",
     "FedMAP",
     "FedProx",
     "MCDropout",
     "MetaBayFL",
+    "PFedMe",
     "PerFedAvg",
     "Pooled",
 ]

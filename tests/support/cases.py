@@ -23,7 +23,7 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {  # of the network, where a method has
     "fedbn": {"batch_norm": True},
 }
 # methods whose own state is the model that they sent, by their paper: it is kept, not kept back
-KEEPS_WHAT_IT_SENDS = frozenset({"fedmap"})
+KEEPS_WHAT_IT_SENDS = frozenset({"fedamp", "fedmap"})
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ CASES = [
     Case("fedmap", {"fixed_variance": 2.0, "variance": "tensor", "finetune": True}),
     Case("per_fedavg", {"order": "hessian_free", "adapt": 2}, {"guide": "normal", "prior": "gaussian"}),
     Case("ditto", {"lam": 0.1}, {"guide": "normal", "prior": "gaussian"}),
+    Case("pfedme", {"beta": 2.0}, {"guide": "normal", "prior": "gaussian"}),
+    Case("fedamp", {"attention": "cosine"}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedbn", {"finetune": True}, {"guide": "normal", "prior": "gaussian"}),
     Case("meta_bayfl", {"optimizers": MIXED, "every": "epoch"}),
     Case("meta_bayfl", {"restart": False, "train_on": "all", "score": "elbo"}),
