@@ -6,6 +6,7 @@ from .ditto import Ditto
 from .fedamp import FedAMP
 from .fedavg import BayFL, FedAvg
 from .fedbn import FedBN
+from .fedfomo import FedFomo
 from .fedmap import FedMAP
 from .fedprox import FedProx
 from .mc_dropout import MCDropout
@@ -26,6 +27,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "ditto": Ditto,
     "pfedme": PFedMe,
     "fedamp": FedAMP,
+    "fedfomo": FedFomo,
     "fedmap": FedMAP,
     "npeb": NPEB,
     "vaneb": VANEB,
@@ -45,6 +47,7 @@ __all__ = [
     "FedAMP",
     "FedAvg",
     "FedBN",
+    "FedFomo",
     "FedMAP",
     "FedProx",
     "MCDropout",

@@ -22,8 +22,8 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {  # of the network, where a method has
     "mc_dropout": {"dropout": 0.25},
     "fedbn": {"batch_norm": True},
 }
-# methods whose own state is the model that they sent, by their paper: it is kept, not kept back
-KEEPS_WHAT_IT_SENDS = frozenset({"fedamp", "fedmap"})
+# methods that keep, under the same names, what they sent, by their paper
+KEEPS_WHAT_IT_SENDS = frozenset({"fedamp", "fedfomo", "fedmap"})
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ CASES = [
     Case("ditto", {"lam": 0.1}, {"guide": "normal", "prior": "gaussian"}),
     Case("pfedme", {"beta": 2.0}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedamp", {"attention": "cosine"}, {"guide": "normal", "prior": "gaussian"}),
+    Case("fedfomo", {"normalise": "softmax", "models": 2}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedbn", {"finetune": True}, {"guide": "normal", "prior": "gaussian"}),
     Case("meta_bayfl", {"optimizers": MIXED, "every": "epoch"}),
     Case("meta_bayfl", {"restart": False, "train_on": "all", "score": "elbo"}),
