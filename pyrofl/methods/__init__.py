@@ -8,6 +8,7 @@ from .fedavg import BayFL, FedAvg
 from .fedbn import FedBN
 from .fedfomo import FedFomo
 from .fedmap import FedMAP
+from .fedphp import FedPHP
 from .fedprox import FedProx
 from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
@@ -28,6 +29,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "pfedme": PFedMe,
     "fedamp": FedAMP,
     "fedfomo": FedFomo,
+    "fedphp": FedPHP,
     "fedmap": FedMAP,
     "npeb": NPEB,
     "vaneb": VANEB,
@@ -49,6 +51,7 @@ __all__ = [
     "FedBN",
     "FedFomo",
     "FedMAP",
+    "FedPHP",
     "FedProx",
     "MCDropout",
     "MetaBayFL",

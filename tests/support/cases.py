@@ -23,7 +23,7 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {  # of the network, where a method has
     "fedbn": {"batch_norm": True},
 }
 # methods that keep, under the same names, what they sent, by their paper
-KEEPS_WHAT_IT_SENDS = frozenset({"fedamp", "fedfomo", "fedmap"})
+KEEPS_WHAT_IT_SENDS = frozenset({"fedamp", "fedfomo", "fedmap", "fedphp"})
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ CASES = [
     Case("pfedme", {"beta": 2.0}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedamp", {"attention": "cosine"}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedfomo", {"normalise": "softmax", "models": 2}, {"guide": "normal", "prior": "gaussian"}),
+    Case("fedphp", {"softened": "both", "lam": 0.5}),
     Case("fedbn", {"finetune": True}, {"guide": "normal", "prior": "gaussian"}),
     Case("meta_bayfl", {"optimizers": MIXED, "every": "epoch"}),
     Case("meta_bayfl", {"restart": False, "train_on": "all", "score": "elbo"}),
