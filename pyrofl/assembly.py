@@ -76,21 +76,23 @@ def assemble(config: Config, *, data_root: Path | None = None, observer: Observe
     federation = precise(federation, getattr(torch, config.precision))
     method_class = conf.resolve(config.method["name"], METHODS, "method")
     program, tables = _program(config, dataset, federation, method_class, device)
-    given = {"program": program, "clients": len(federation), "rounds": config.rounds, "seed": config.seed}
-    method, method_table = conf.build(config.method, METHODS, where="method", given=given)
     checked: Mapping[str, Callable[..., Any]] = {
         "cohort": Participation,
         "evaluate": Evaluation,
         "outliers": Outliers,
     }
     tables |= {k: _checked(cls, getattr(config, k), k) for k, cls in checked.items()}
+    clients, cohort = len(federation), Participation(**tables["cohort"])
+    given = {"program": program, "clients": clients, "rounds": config.rounds, "seed": config.seed}
+    given["participation"] = cohort.count(clients) / clients
+    method, method_table = conf.build(config.method, METHODS, where="method", given=given)
     values: dict[str, Any] = {**tables, "data": data, "method": method_table}
     full = replace(config, **values)
     try:
         choose(config.engine, program, device)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    Participation(**tables["cohort"]).count(1 if method.pools else len(federation))
+    cohort.count(1 if method.pools else clients)
     return Assembled(full, federation, method, device)
 
 

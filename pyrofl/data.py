@@ -80,6 +80,11 @@ class Data(NamedTuple):
         distinct = real & (torch.arange(len(rows), device=rows.device) < self.n)
         return self._gather(rows, real, _weights(live & real, self.x.dtype), distinct, self._size())
 
+    def sample(self, key: Tensor, size: int) -> Batch:
+        """A batch of min(size, n) different rows, drawn at random."""
+        rows = permutation(key, len(self.x), self.n)[:size]
+        return self.take(rows, torch.ones_like(rows, dtype=torch.bool))
+
     def _size(self) -> Tensor:
         return self.n.clamp_min(1).to(self.x.dtype if self.x.is_floating_point() else torch.float32)
 

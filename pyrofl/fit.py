@@ -114,6 +114,42 @@ def _backward(f: Callable[[Tensor], tuple[Tensor, Tree]], flat: Tensor) -> tuple
     return g, (value.detach(), scalars)
 
 
+def slope(
+    loss: Loss, theta: Tree, batch: Batch, key: Tensor, names: Collection[str] | None = None
+) -> tuple[Tree, tuple[Tensor, Tree]]:
+    """(gradient in `names`, (loss, its named scalars)) of one batch, for steps inside a local step."""
+    free = theta if names is None else only(theta, names)
+    held, ravel = without(theta, free), Ravel(free)
+    at = lambda f: _with_scalars(loss(ravel.tree(f, held), batch, key))
+    g, (value, scalars) = grad_and_value(at, has_aux=True)(ravel.flat(free))
+    return dict(ravel.tree(g)), (value, scalars)
+
+
+def descend(
+    loss: Loss,
+    theta: Tree,
+    batch: Batch,
+    key: Tensor,
+    *,
+    rate: float,
+    steps: int = 1,
+    names: Collection[str] | None = None,
+    pull: tuple[float, Tree] | None = None,
+) -> Tree:
+    """theta <- theta - rate (grad loss + mu (theta - anchor)), `steps` times on one batch, inside a local step."""
+    mu, anchor = pull or (0.0, theta)
+    for s in range(steps):
+        g, _ = slope(loss, theta, batch, fold(key, s), names)
+        theta = {**theta, **{k: theta[k] - rate * (d + mu * (theta[k] - anchor[k])) for k, d in g.items()}}
+    return theta
+
+
+def with_gradient(value: Tensor, theta: Tree, gradient: Tree) -> Tensor:
+    """A loss of this value that has this `gradient` in theta, for `fit` to step along; both are held fixed."""
+    moved = [((theta[k] - theta[k].detach()) * g.detach()).sum() for k, g in gradient.items()]
+    return value.detach() + torch.stack(moved).sum()
+
+
 def over(f: Callable[[Tensor], Tree], values: Sequence[float], key: Tensor) -> Tree:
     """`f` at each value, stacked on a leading axis: by `vmap` inside the vectorised engine, else by a loop.
 

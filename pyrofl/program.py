@@ -270,16 +270,21 @@ class Program:
         total += [q.nodes[n]["unscaled_log_prob"].sum() for n in latents(q) if n not in done]
         return torch.stack(total).sum()
 
-    def predict(self, theta: Tree, x: Tensor, key: Tensor | None, *, dropout: bool = False) -> Tensor:
-        """Predictive parameters (B, K) of one posterior draw (see `likelihoods`); `key=None`: at the posterior mean."""
+    def predict(
+        self, theta: Tree, x: Tensor, key: Tensor | None, *, dropout: bool = False, rows: Tensor | None = None
+    ) -> Tensor:
+        """Predictive parameters (B, K) of one posterior draw (see `likelihoods`); `key=None`: at the posterior mean.
+
+        Batch normalisation uses its running statistics, or, as in training, those of the `rows` (B,) bool.
+        """
         if self._fast is not None:
-            return self._fast.predict(theta, x, key, dropout=dropout)
+            return self._fast.predict(theta, x, key, dropout=dropout, rows=rows)
         y = self._example[1][:1].to(x.device).expand(len(x))
 
         def run(model: PyroModule, guide: nn.Module) -> Tensor:
             with keyed(random.fold(random.root(0) if key is None else key, "guide"), self._noise(key)):
                 q = poutine.trace(guide).get_trace(x, y)
-            with forward_pass(key if dropout else None):
+            with forward_pass(key if dropout else None, rows):
                 p = poutine.trace(poutine.replay(model, q)).get_trace(x, y)
             return likelihoods.parameters(p.nodes[self.observed]["fn"])
 

@@ -69,6 +69,16 @@ def unstack(a: Tree, index: int) -> Tree:
     return {k: v[index] for k, v in a.items()}
 
 
+def repeat(a: Tree, count: int) -> Tree:
+    """`count` copies, stacked."""
+    return {k: v.expand(count, *v.shape).clone() for k, v in a.items()}
+
+
+def put(a: Tree, rows: Tensor, b: Tree) -> Tree:
+    """`a`, of leaves (K, ...), with its `rows` (C,) as in `b`, of leaves (C, ...)."""
+    return tmap(lambda v, new: v.index_copy(0, rows, new), a, b)
+
+
 def mean(a: Tree, weights: Tensor) -> Tree:
     """Weighted mean over the leading client axis: (C, ...) -> (...).
 

@@ -2,18 +2,24 @@
 
 from .adamix import AdaMix
 from .alone import Alone, Pooled
+from .ditto import Ditto
+from .fedamp import FedAMP
 from .fedavg import BayFL, FedAvg
 from .fedbabu import FedBABU
 from .fedbn import FedBN
+from .fedfomo import FedFomo
 from .fedmap import FedMAP
 from .fedopt import FedAdam, FedAvgM, FedYogi
 from .fedper import FedPer
+from .fedphp import FedPHP
 from .fedprox import FedProx
 from .fedrep import FedRep
 from .lg_fedavg import LGFedAvg
 from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
 from .npeb import NPEB
+from .per_fedavg import PerFedAvg
+from .pfedme import PFedMe
 from .scaffold import SCAFFOLD
 from .vaneb import VANEB
 
@@ -32,6 +38,12 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedrep": FedRep,
     "fedbabu": FedBABU,
     "lg_fedavg": LGFedAvg,
+    "per_fedavg": PerFedAvg,
+    "ditto": Ditto,
+    "pfedme": PFedMe,
+    "fedamp": FedAMP,
+    "fedfomo": FedFomo,
+    "fedphp": FedPHP,
     "fedmap": FedMAP,
     "npeb": NPEB,
     "vaneb": VANEB,
@@ -48,12 +60,16 @@ __all__ = [
     "AdaMix",
     "Alone",
     "BayFL",
+    "Ditto",
+    "FedAMP",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
     "FedBABU",
     "FedBN",
+    "FedFomo",
     "FedMAP",
+    "FedPHP",
     "FedPer",
     "FedProx",
     "FedRep",
@@ -61,5 +77,7 @@ __all__ = [
     "LGFedAvg",
     "MCDropout",
     "MetaBayFL",
+    "PFedMe",
+    "PerFedAvg",
     "Pooled",
 ]

@@ -92,11 +92,14 @@ class FedAvg:
 
     def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
         weights = cohort.n.double() if self.weighting == "rows" else torch.ones_like(cohort.n, dtype=torch.float64)
-        p = self.program
+        return {**server, **self.average(ups, weights)}
+
+    def average(self, models: Tree, weights: Tensor) -> Tree:
+        """One model from several, (C, ...) -> (...), by the rule `pooling`; `weights` (C,) need not add up to 1."""
+        p, plain = self.program, mean(models, weights)
         if self.pooling == "unconstrained" or not p.mean_field:
-            return {**server, **mean(ups, weights)}
-        q = pool(p.posterior(ups), weights, self.pooling, prior=p.prior_posterior())
-        return {**server, **mean(ups, weights), **p.guide_of(q)}
+            return plain
+        return {**plain, **p.guide_of(pool(p.posterior(models), weights, self.pooling, prior=p.prior_posterior()))}
 
     def personal(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Tree:
         theta = {**down, **own}

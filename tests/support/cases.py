@@ -28,8 +28,8 @@ FEW: Mapping[str, Mapping[str, Any]] = {  # arguments that make a method quick
     "vaneb": {"newton": 2},
     "adamix": {"newton": 2, "components": 2, "restarts": 1, "em": 5},
 }
-# methods whose own state is what they sent, by their paper: the model, or the sum of the changes of a control variate
-KEEPS_WHAT_IT_SENDS = frozenset({"fedmap", "scaffold"})
+# methods that keep, under the same names, what they sent, by their paper: the model, or the change of a control variate
+KEEPS_WHAT_IT_SENDS = frozenset({"fedamp", "fedfomo", "fedmap", "fedphp", "scaffold"})
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,12 @@ CASES = [
     Case("fedmap", {"weights": "rows_times_likelihood", "variance": "coordinate"}),
     Case("fedmap", {"weights": "total_loglik", "literal": True, "start": "global"}, {"guide": "normal"}),
     Case("fedmap", {"fixed_variance": 2.0, "variance": "tensor", "finetune": True}),
+    Case("per_fedavg", {"order": "hessian_free", "adapt": 2}, {"guide": "normal", "prior": "gaussian"}),
+    Case("ditto", {"lam": 0.1}, {"guide": "normal", "prior": "gaussian"}),
+    Case("pfedme", {"beta": 2.0}, {"guide": "normal", "prior": "gaussian"}),
+    Case("fedamp", {"attention": "cosine"}, {"guide": "normal", "prior": "gaussian"}),
+    Case("fedfomo", {"normalise": "softmax", "models": 2}, {"guide": "normal", "prior": "gaussian"}),
+    Case("fedphp", {"softened": "both", "lam": 0.5}),
     Case("fedbn", {"finetune": True}, {"guide": "normal", "prior": "gaussian"}),
     Case("scaffold", {"option": "I", "server_rate": 0.5}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedyogi", network={"guide": "normal", "prior": "gaussian"}),
