@@ -19,6 +19,7 @@ from pyrofl.meanfield import (
     natural,
     pool,
     positive_scale,
+    shortened,
 )
 
 
@@ -148,3 +149,12 @@ def test_scales_below_the_floor_have_a_finite_number(dtype: torch.dtype) -> None
     rho = inverse_scale(torch.tensor([0.0, 1e-30, 1e-8, 2e-8], dtype=dtype))
     assert bool(torch.isfinite(rho).all())
     assert positive_scale(rho)[-1].item() == pytest.approx(2e-8, rel=1e-2)
+
+
+def test_a_shortened_step_is_the_same_factor_to_a_smaller_power():
+    step = {"w/h": torch.tensor([1.0, 3.0, -4.0]), "w/J": torch.tensor([2.0, -1.0, -8.0])}
+    out = shortened(step, {"w/J": torch.tensor([-5.0, -5.0, -2.0])})
+    assert out["w/h"].tolist() == [1.0, 3.0, -1.0]
+    assert out["w/J"].tolist() == [2.0, -1.0, -2.0]
+    nothing = shortened(step, {"w/J": torch.zeros(3)})  # where no precision may be taken, nothing of the factor is
+    assert nothing["w/J"].tolist() == [2.0, 0.0, 0.0] and nothing["w/h"].tolist() == [1.0, 0.0, 0.0]

@@ -9,6 +9,7 @@ from .fedprox import FedProx
 from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
 from .npeb import NPEB
+from .pvi import PVI
 from .vaneb import VANEB
 
 METHODS: dict[str, type[FedAvg]] = {
@@ -19,6 +20,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "meta_bayfl": MetaBayFL,
     "fedbn": FedBN,
     "fedmap": FedMAP,
+    "pvi": PVI,
     "npeb": NPEB,
     "vaneb": VANEB,
     "adamix": AdaMix,
@@ -29,6 +31,7 @@ METHODS: dict[str, type[FedAvg]] = {
 __all__ = [
     "METHODS",
     "NPEB",
+    "PVI",
     "VANEB",
     "AdaMix",
     "Alone",

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..data import Data
+from ..data import Batch, Data
 from ..fit import Loss, fit
-from ..meanfield import pool
+from ..meanfield import Posterior, pool
 from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer, with_rate
 from ..program import Program
@@ -119,6 +119,27 @@ class FedAvg:
             shift=shift,
             pull=pull,
         )
+
+    def fit_under(
+        self, prior: Posterior, theta: Tree, data: Data, key: Tensor, *, rows: Tensor | None = None
+    ) -> tuple[Tree, Tree]:
+        """`fit` of mean -log p(y | x, w) + beta KL(q || prior) / rows, under a prior N(m, s^2) that came in a message.
+
+        A rate beyond rows s^2 would overshoot the minimum of the KL. There the steps of the locations are cut to that
+        rate, by moving u in loc = m + a (u - m). `rows` is the client's own number of rows if not given.
+        """
+        p, n = self.program, data.n.clamp_min(1) if rows is None else rows
+        centre = {p.loc_name(s): m for s, (m, _) in prior.items()}
+        stiff = {p.loc_name(s): self.optimizer.lr * p.beta / (n * scale.square()) for s, (_, scale) in prior.items()}
+        a = {k: v.clamp_min(1).rsqrt() for k, v in stiff.items()}
+        at = lambda u: {**u, **{k: torch.lerp(centre[k], u[k], a[k]) for k in a}}
+
+        def penalised(u: Tree, batch: Batch, k: Tensor) -> tuple[Tensor, Tree]:
+            return p.parts(at(u), batch._replace(n=n.to(batch.n.dtype)), k, p.as_prior(prior))
+
+        begin = {**theta, **{k: centre[k] + (theta[k] - centre[k]) / a[k] for k in a}}
+        u, info = self.fit(penalised, begin, data, key)
+        return p.refresh(at(u), data), info
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {  # of the network, where a method has
     "mc_dropout": {"dropout": 0.25},
     "fedbn": {"batch_norm": True},
 }
-# methods whose own state is the model that they sent, by their paper: it is kept, not kept back
-KEEPS_WHAT_IT_SENDS = frozenset({"fedmap"})
+# methods that keep what they send under the same name, by their paper: it is kept, not kept back
+KEEPS_WHAT_IT_SENDS = frozenset({"fedmap", "pvi"})
 
 
 @dataclass(frozen=True)
@@ -89,4 +89,5 @@ CASES = [
     Case("fedbn", {"finetune": True}, {"guide": "normal", "prior": "gaussian"}),
     Case("meta_bayfl", {"optimizers": MIXED, "every": "epoch"}),
     Case("meta_bayfl", {"restart": False, "train_on": "all", "score": "elbo"}),
+    Case("pvi", {"damping": 1.0, "finetune": True}),
 ]
