@@ -16,7 +16,17 @@ from .guides import inverse_scale, positive_scale
 from .random import is_mapped
 from .tree import Tree
 
-__all__ = ["POOLING", "gaussian_kl", "inverse_scale", "moments", "natural", "pool", "positive_scale", "shortened"]
+__all__ = [
+    "POOLING",
+    "divergence",
+    "gaussian_kl",
+    "inverse_scale",
+    "moments",
+    "natural",
+    "pool",
+    "positive_scale",
+    "shortened",
+]
 
 Posterior = dict[str, tuple[Tensor, Tensor]]  # site -> (loc, scale)
 
@@ -34,6 +44,12 @@ def gaussian_kl(loc: Tensor, scale: Tensor, m: Vector, s: Vector) -> Tensor:
         return (_square(d) + _square(scale)) * (0.5 / (s * s)) - torch.log(scale).sum(-1) + D * (math.log(s) - 0.5)
     ratio = scale / s
     return 0.5 * (_square(ratio) + _square((loc - m) / s) - D) - torch.log(ratio).sum(-1)
+
+
+def divergence(q: Posterior, p: Posterior) -> Tensor:
+    """KL(q || p) over all sites, () in nats."""
+    flat = lambda v: v.reshape(-1)
+    return torch.stack([gaussian_kl(*map(flat, q[s]), *map(flat, p[s])) for s in q]).sum()
 
 
 def _square(v: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.distributions import Normal, kl_divergence
 from pyrofl.meanfield import (
     POOLING,
     Posterior,
+    divergence,
     gaussian_kl,
     inverse_scale,
     moments,
@@ -158,3 +159,10 @@ def test_a_shortened_step_is_the_same_factor_to_a_smaller_power():
     assert out["w/J"].tolist() == [2.0, -1.0, -2.0]
     nothing = shortened(step, {"w/J": torch.zeros(3)})  # where no precision may be taken, nothing of the factor is
     assert nothing["w/J"].tolist() == [2.0, 0.0, 0.0] and nothing["w/h"].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_divergence_adds_up_over_sites_of_any_shape():
+    q = {"w": (t(0.0, 1.0).reshape(1, 2), t(1.0, 0.5).reshape(1, 2)), "b": (t(2.0).reshape(()), t(0.1).reshape(()))}
+    p = {"w": (t(0.5, -1.0).reshape(1, 2), t(2.0, 0.3).reshape(1, 2)), "b": (t(1.0).reshape(()), t(0.7).reshape(()))}
+    expected = sum(float(kl_divergence(Normal(*q[s]), Normal(*p[s])).sum()) for s in q)
+    assert float(divergence(q, p)) == pytest.approx(expected, rel=1e-12)

@@ -9,6 +9,7 @@ from .fedprox import FedProx
 from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
 from .npeb import NPEB
+from .pfedbayes import PFedBayes
 from .pvi import PVI
 from .vaneb import VANEB
 
@@ -21,6 +22,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedbn": FedBN,
     "fedmap": FedMAP,
     "pvi": PVI,
+    "pfedbayes": PFedBayes,
     "npeb": NPEB,
     "vaneb": VANEB,
     "adamix": AdaMix,
@@ -42,5 +44,6 @@ __all__ = [
     "FedProx",
     "MCDropout",
     "MetaBayFL",
+    "PFedBayes",
     "Pooled",
 ]

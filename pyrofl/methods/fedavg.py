@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..data import Batch, Data
-from ..fit import Loss, fit
+from ..fit import After, Loss, fit
 from ..meanfield import Posterior, pool
 from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer, with_rate
@@ -105,11 +105,16 @@ class FedAvg:
         names: frozenset[str] | None = None,
         shift: Tree | None = None,
         pull: tuple[float, Tree] | None = None,
+        after: After | None = None,
+        kept: Tree | None = None,
     ) -> tuple[Tree, Tree]:
-        """`fit` with the method's own budget where nothing else is said; running statistics are never trained."""
+        """`fit` with the method's own budget where nothing else is said; running statistics are never trained.
+
+        `kept` is what `after` changes, beside the program's own tensors.
+        """
         return fit(
             loss,
-            only(theta, self.program.theta0),
+            {**only(theta, self.program.theta0), **(kept or {})},
             data,
             key,
             optimizer=self.optimizer if optimizer is None else optimizer,
@@ -118,6 +123,7 @@ class FedAvg:
             names=self.program.trainable if names is None else names & self.program.trainable,
             shift=shift,
             pull=pull,
+            after=after,
         )
 
     def fit_under(

@@ -58,12 +58,6 @@ class PVI(FedAvg):
             raise ValueError(f"method.together must be at least 1 client, got {self.together}")
 
     @property
-    def mine(self) -> frozenset[str]:
-        """Names in the tree of the posterior: what has factors, and is not averaged."""
-        p = self.program
-        return frozenset(name(s) for s in p.sites for name in (p.loc_name, p.scale_name))
-
-    @property
     def at_once(self) -> int:
         """How many clients a round may have."""
         return self.clients if self.together is None else self.together
@@ -82,23 +76,26 @@ class PVI(FedAvg):
         return only(server, self.program.theta0)
 
     def message(self, down: Tree) -> Tree:
-        return {**without(down, self.mine), **pack(factor=zeros(natural(self.start)))}
+        return {**without(down, self.program.posterior_names), **pack(factor=zeros(natural(self.start)))}
 
     def join(self, down: Tree) -> Tree:
-        return {**only(self.program.init(root(self.seed)), self.mine), **pack(factor=zeros(natural(self.start)))}
+        return {
+            **only(self.program.init(root(self.seed)), self.program.posterior_names),
+            **pack(factor=zeros(natural(self.start))),
+        }
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
         p, q, t = self.program, natural(self.program.posterior(down)), self.factor(down, own, data)
+        mine, dtype = p.posterior_names, down[p.loc_name(p.sites[0])].dtype
         room = {k: (q[k] - FLOOR * v).clamp_min(0) for k, v in natural(self.start).items() if k.endswith("/J")}
-        inverse, dtype = scale(t, -1.0), down[p.loc_name(p.sites[0])].dtype
-        divisor = shortened(inverse, scale(room, -1.0))
-        theta, info = self.refine({**down, **only(own, self.mine)}, moments(add(q, divisor), dtype), data, key)
+        divisor = shortened(scale(t, -1.0), scale(room, -1.0))
+        theta, info = self.refine({**down, **only(own, mine)}, moments(add(q, divisor), dtype), data, key)
         wanted = scale(sub(natural(p.posterior(theta)), q), self.damping or 1 / self.at_once)
         step = shortened(wanted, scale(room, -1 / self.at_once))
-        cut = [(a[k] != b[k]).flatten() for a, b in ((divisor, inverse), (step, wanted)) for k in room]
-        kept = {**only(theta, self.mine), **only(pack(factor=add(t, step)), own)}
+        cut = [(a[k] != b[k]).flatten() for a, b in ((divisor, scale(t, -1.0)), (step, wanted)) for k in room]
         info = {**info, "shortened": torch.cat(cut).float().mean()}
-        return Reply({**without(theta, self.mine), **pack(factor=step)}, kept, info)
+        kept = {**only(theta, mine), **only(pack(factor=add(t, step)), own)}
+        return Reply({**without(theta, mine), **pack(factor=step)}, kept, info)
 
     def factor(self, down: Tree, own: Tree, data: Data) -> Tree:
         """The client's factor of q, in natural parameters."""

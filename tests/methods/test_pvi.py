@@ -105,7 +105,7 @@ def test_one_client_undamped_is_variational_inference() -> None:
     reply = method.local(down, method.join(down), data, key)
     plain = BayFL(program, epochs=3, size=4).local(program.init(root(7)), {}, data, key).up
     q = add(natural(program.prior_posterior()), part(reply.up, "factor"))
-    close(program.guide_of(moments(q)), {k: plain[k] for k in method.mine}, tolerance=1e-9)
+    close(program.guide_of(moments(q)), {k: plain[k] for k in program.posterior_names}, tolerance=1e-9)
     assert float(reply.info["shortened"]) == 0.0
 
 
