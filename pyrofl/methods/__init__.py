@@ -5,6 +5,7 @@ from .alone import Alone, Pooled
 from .fedavg import BayFL, FedAvg
 from .fedbn import FedBN
 from .fedmap import FedMAP
+from .fedpa import FedPA
 from .fedprox import FedProx
 from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
@@ -22,6 +23,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedbn": FedBN,
     "fedmap": FedMAP,
     "pvi": PVI,
+    "fedpa": FedPA,
     "pfedbayes": PFedBayes,
     "npeb": NPEB,
     "vaneb": VANEB,
@@ -41,6 +43,7 @@ __all__ = [
     "FedAvg",
     "FedBN",
     "FedMAP",
+    "FedPA",
     "FedProx",
     "MCDropout",
     "MetaBayFL",

@@ -23,7 +23,10 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {  # of the network, where a method has
     "fedbn": {"batch_norm": True},
 }
 # Adam makes whole steps of rounding errors where a gradient is 0, as that of a bias before batch normalisation
-SETTINGS: Mapping[str, Mapping[str, Any]] = {"pfedbayes": {"optimizer": SGD(0.01), "zeta": 0.1}}
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "pfedbayes": {"optimizer": SGD(0.01), "zeta": 0.1},
+    "fedpa": {"epochs": 3},
+}
 # methods that keep what they send under the same name, by their paper: it is kept, not kept back
 KEEPS_WHAT_IT_SENDS = frozenset({"fedmap", "pvi"})
 
@@ -93,4 +96,5 @@ CASES = [
     Case("meta_bayfl", {"restart": False, "train_on": "all", "score": "elbo"}),
     Case("pvi", {"damping": 1.0, "finetune": True}),
     Case("pfedbayes", {"inner": 1, "optimizer": Adam(1e-3), "zeta": 10.0, "server_rate": 0.5, "finetune": True}),
+    Case("fedpa", {"warmup": 1, "rho": 1.0, "finetune": True}),
 ]
