@@ -194,6 +194,11 @@ class Program:
             raise ValueError(f"names({where!r}): the network has no {need}, or its guide does not keep sites apart")
         return frozenset(found)
 
+    @property
+    def posterior_names(self) -> frozenset[str]:
+        """Names in the tree of the locations and scales of a mean-field guide: what `guide_of` returns."""
+        return frozenset(name(s) for s in self.sites for name in (self.loc_name, self.scale_name))
+
     # ------------------------------------------------------------------ pure functions
 
     def init(self, key: Tensor) -> Tree:

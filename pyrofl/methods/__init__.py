@@ -12,6 +12,7 @@ from .fedmap import FedMAP
 from .fedopt import FedAdam, FedAvgM, FedYogi
 from .fedper import FedPer
 from .fedphp import FedPHP
+from .fedpa import FedPA
 from .fedprox import FedProx
 from .fedrep import FedRep
 from .lg_fedavg import LGFedAvg
@@ -21,6 +22,8 @@ from .npeb import NPEB
 from .per_fedavg import PerFedAvg
 from .pfedme import PFedMe
 from .scaffold import SCAFFOLD
+from .pfedbayes import PFedBayes
+from .pvi import PVI
 from .vaneb import VANEB
 
 METHODS: dict[str, type[FedAvg]] = {
@@ -45,6 +48,9 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedfomo": FedFomo,
     "fedphp": FedPHP,
     "fedmap": FedMAP,
+    "pvi": PVI,
+    "fedpa": FedPA,
+    "pfedbayes": PFedBayes,
     "npeb": NPEB,
     "vaneb": VANEB,
     "adamix": AdaMix,
@@ -56,6 +62,7 @@ __all__ = [
     "METHODS",
     "NPEB",
     "SCAFFOLD",
+    "PVI",
     "VANEB",
     "AdaMix",
     "Alone",
@@ -71,6 +78,7 @@ __all__ = [
     "FedMAP",
     "FedPHP",
     "FedPer",
+    "FedPA",
     "FedProx",
     "FedRep",
     "FedYogi",
@@ -79,5 +87,6 @@ __all__ = [
     "MetaBayFL",
     "PFedMe",
     "PerFedAvg",
+    "PFedBayes",
     "Pooled",
 ]

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..data import Data
-from ..fit import Loss, fit
-from ..meanfield import pool
+from ..data import Batch, Data
+from ..fit import After, Loss, fit
+from ..meanfield import Posterior, pool
 from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer, with_rate
 from ..program import Program
@@ -143,11 +143,16 @@ class FedAvg:
         names: frozenset[str] | None = None,
         shift: Tree | None = None,
         pull: tuple[float, Tree] | None = None,
+        after: After | None = None,
+        kept: Tree | None = None,
     ) -> tuple[Tree, Tree]:
-        """`fit` with the method's own budget where nothing else is said; running statistics are never trained."""
+        """`fit` with the method's own budget where nothing else is said; running statistics are never trained.
+
+        `kept` is what `after` changes, beside the program's own tensors.
+        """
         return fit(
             loss,
-            only(theta, self.program.theta0),
+            {**only(theta, self.program.theta0), **(kept or {})},
             data,
             key,
             optimizer=self.optimizer if optimizer is None else optimizer,
@@ -156,7 +161,29 @@ class FedAvg:
             names=self.program.trainable if names is None else names & self.program.trainable,
             shift=shift,
             pull=pull,
+            after=after,
         )
+
+    def fit_under(
+        self, prior: Posterior, theta: Tree, data: Data, key: Tensor, *, rows: Tensor | None = None
+    ) -> tuple[Tree, Tree]:
+        """`fit` of mean -log p(y | x, w) + beta KL(q || prior) / rows, under a prior N(m, s^2) that came in a message.
+
+        A rate beyond rows s^2 would overshoot the minimum of the KL. There the steps of the locations are cut to that
+        rate, by moving u in loc = m + a (u - m). `rows` is the client's own number of rows if not given.
+        """
+        p, n = self.program, data.n.clamp_min(1) if rows is None else rows
+        centre = {p.loc_name(s): m for s, (m, _) in prior.items()}
+        stiff = {p.loc_name(s): self.optimizer.lr * p.beta / (n * scale.square()) for s, (_, scale) in prior.items()}
+        a = {k: v.clamp_min(1).rsqrt() for k, v in stiff.items()}
+        at = lambda u: {**u, **{k: torch.lerp(centre[k], u[k], a[k]) for k in a}}
+
+        def penalised(u: Tree, batch: Batch, k: Tensor) -> tuple[Tensor, Tree]:
+            return p.parts(at(u), batch._replace(n=n.to(batch.n.dtype)), k, p.as_prior(prior))
+
+        begin = {**theta, **{k: centre[k] + (theta[k] - centre[k]) / a[k] for k in a}}
+        u, info = self.fit(penalised, begin, data, key)
+        return p.refresh(at(u), data), info
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..data import Batch, Data
+from ..data import Data
 from ..meanfield import Posterior, pool
 from ..method import Cohort, Reply
 from ..tree import Tree, mean, only, pack, without
@@ -79,21 +79,9 @@ class FedMAP(FedAvg):
         return only(down, self.program.theta0)
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
-        p, prior = self.program, self.prior_of(down)
-        n = torch.ones_like(data.n) if self.literal else data.n.clamp_min(1)
-        # A rate beyond n sigma^2 would overshoot the prior's minimum. There the steps are cut to that rate, by moving u
-        # in theta = mu + a (u - mu).
-        stiff = {p.loc_name(s): self.optimizer.lr * p.beta / (n * scale.square()) for s, (_, scale) in prior.items()}
-        a = {k: v.clamp_min(1).rsqrt() for k, v in stiff.items()}
-        at = lambda u: {**u, **{k: torch.lerp(down[k], u[k], a[k]) for k in a}}
-
-        def penalised(u: Tree, batch: Batch, k: Tensor) -> tuple[Tensor, Tree]:
-            return p.parts(at(u), batch._replace(n=n.to(batch.n.dtype)), k, p.as_prior(prior))
-
         last = {k: v for k, v in own.items() if k.startswith("guide.")} if self.start == "personal" else {}
-        begin = {**down, **last}
-        u, info = self.fit(penalised, {**begin, **{k: down[k] + (begin[k] - down[k]) / a[k] for k in a}}, data, key)
-        theta = p.refresh(at(u), data)
+        rows = torch.ones_like(data.n) if self.literal else None
+        theta, info = self.fit_under(self.prior_of(down), {**down, **last}, data, key, rows=rows)
         return Reply({**theta, "log_weight": self.log_weight(theta, data)}, theta, info)
 
     def log_weight(self, theta: Tree, data: Data) -> Tensor:

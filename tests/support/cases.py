@@ -23,13 +23,16 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {  # of the network, where a method has
     "fedbn": {"batch_norm": True},
     **{name: {"linear": True} for name in ("npeb", "vaneb", "adamix")},  # whose cost is cubic in the parameters
 }
-FEW: Mapping[str, Mapping[str, Any]] = {  # arguments that make a method quick
+SETTINGS: Mapping[str, Mapping[str, Any]] = {  # arguments that make a method quick, or steady
     "npeb": {"newton": 2},
     "vaneb": {"newton": 2},
     "adamix": {"newton": 2, "components": 2, "restarts": 1, "em": 5},
+    # Adam makes whole steps of rounding errors where a gradient is 0, as that of a bias before batch normalisation
+    "pfedbayes": {"optimizer": SGD(0.01), "zeta": 0.1},
+    "fedpa": {"epochs": 3},
 }
-# methods that keep, under the same names, what they sent, by their paper: the model, or the change of a control variate
-KEEPS_WHAT_IT_SENDS = frozenset({"fedamp", "fedfomo", "fedmap", "fedphp", "scaffold"})
+# methods that keep, under the same names, what they sent, by their paper: the model, its factor, or a change
+KEEPS_WHAT_IT_SENDS = frozenset({"fedamp", "fedfomo", "fedmap", "fedphp", "pvi", "scaffold"})
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Case:
         fields = {f.name for f in dataclasses.fields(kind) if f.init}
         given = {"epochs": 2.0, "size": 4, "rounds": rounds, "clients": clients, "seed": 1}
         known = {k: v for k, v in given.items() if k in fields}
-        return kind(build.program(**options), **{**known, **FEW.get(self.method, {}), **self.arguments})
+        return kind(build.program(**options), **{**known, **SETTINGS.get(self.method, {}), **self.arguments})
 
     def run(
         self,
@@ -105,4 +108,7 @@ CASES = [
     Case("fedrep", network={"guide": "normal", "prior": "gaussian"}),
     Case("meta_bayfl", {"optimizers": MIXED, "every": "epoch"}),
     Case("meta_bayfl", {"restart": False, "train_on": "all", "score": "elbo"}),
+    Case("pvi", {"damping": 1.0, "finetune": True}),
+    Case("pfedbayes", {"inner": 1, "optimizer": Adam(1e-3), "zeta": 10.0, "server_rate": 0.5, "finetune": True}),
+    Case("fedpa", {"warmup": 1, "rho": 1.0, "finetune": True}),
 ]
