@@ -120,6 +120,7 @@ LAYERS = (
         "dealing",
         "label_skew",
         "partition",
+        "server_rows",
         "federation",
         "datasets",
     },
