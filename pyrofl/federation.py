@@ -84,10 +84,10 @@ def federate(
         )
         people.append(_standardised(client) if standardise == "client" else client)
     common = finish(*dataset.test, "common") if dataset.test is not None else None
-    own = Client(
-        "(server)", finish(dataset.x[taken], dataset.y[taken], "server"), Data.of(dataset.x[:0], dataset.y[:0])
-    )
-    (x, y, _) = (_standardised(own) if standardise == "client" else own).train
+    kept = finish(dataset.x[taken], dataset.y[taken], "server")
+    if standardise == "client":
+        kept = _standardised(Client("(server)", kept, kept)).train
+    x, y, _ = kept
 
     bare = [c.name for c in people if c.train.rows == 0]
     said = f"{len(bare)} of {len(people)} clients have no training rows: {_few(bare)}"
