@@ -10,6 +10,8 @@ from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
 from .npeb import NPEB
 from .vaneb import VANEB
+from .vaneb_ft import VANEBFT
+from .vaneb_head import VANEBHead
 
 METHODS: dict[str, type[FedAvg]] = {
     "fedavg": FedAvg,
@@ -21,6 +23,8 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedmap": FedMAP,
     "npeb": NPEB,
     "vaneb": VANEB,
+    "vaneb_head": VANEBHead,
+    "vaneb_ft": VANEBFT,
     "adamix": AdaMix,
     "alone": Alone,
     "pooled": Pooled,
@@ -30,6 +34,7 @@ __all__ = [
     "METHODS",
     "NPEB",
     "VANEB",
+    "VANEBFT",
     "AdaMix",
     "Alone",
     "BayFL",
@@ -40,4 +45,5 @@ __all__ = [
     "MCDropout",
     "MetaBayFL",
     "Pooled",
+    "VANEBHead",
 ]

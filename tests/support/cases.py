@@ -23,7 +23,7 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {  # of the network, where a method has
     "fedbn": {"batch_norm": True},
 }
 # methods whose own state is the model that they sent, by their paper: it is kept, not kept back
-KEEPS_WHAT_IT_SENDS = frozenset({"fedmap"})
+KEEPS_WHAT_IT_SENDS = frozenset({"fedmap", "vaneb_head"})
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ CASES = [
     Case("fedmap", {"weights": "total_loglik", "literal": True, "start": "global"}, {"guide": "normal"}),
     Case("fedmap", {"fixed_variance": 2.0, "variance": "tensor", "finetune": True}),
     Case("fedbn", {"finetune": True}, {"guide": "normal", "prior": "gaussian"}),
+    Case("vaneb_head", {"every": 1, "estimate": "direct", "finetune": True}),
     Case("meta_bayfl", {"optimizers": MIXED, "every": "epoch"}),
     Case("meta_bayfl", {"restart": False, "train_on": "all", "score": "elbo"}),
 ]
