@@ -143,7 +143,7 @@ class Run:
         self.committed = 0
         self.server = {k: v.to(self.device) for k, v in self.method.init(fold(self.key, "init")).items()}
         if start is not None:
-            # What a method keeps beside the model starts anew where the other run, of another method, has no such thing.
+            # What a method keeps beside the model starts anew where the other run, of another method, has none.
             model = self.method.program.theta0
             new = {k: v for k, v in self.server.items() if k not in start and k not in model}
             check_like(start, without(self.server, new), "start")

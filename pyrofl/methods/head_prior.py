@@ -1,4 +1,4 @@
-"""What empirical-Bayes methods for network heads share: a head and its variances go up, its posterior mean comes down."""
+"""What empirical-Bayes methods for network heads share: a head and its variances go up, a posterior mean comes down."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HeadPrior(FedAvg):
     theta_k. `estimate` says what G is a prior of:
 
     - "coordinate": of one weight, and every weight has its own, by d problems in one dimension;
-    - "direct": of the whole head. With few clients in so many dimensions each keeps an atom of its own, and so its head.
+    - "direct": of the whole head. With few clients in so many dimensions each keeps an atom of its own: its head.
     """
 
     estimate: Literal["coordinate", "direct"] = "coordinate"

@@ -19,8 +19,8 @@ class VANEBFT(HeadPrior):
     """Heads tuned to their clients from one global model, then shrunk by one empirical-Bayes step; the body is frozen.
 
     The second of two runs: `start` names that of FedAvg, and one round is enough (without `start` the body is as it was
-    initialised). Client: `epochs` on the head alone, from the global head; the statistics of normalisation
-    layers stay as they are. Server: theta_k = E[theta_k | z_k, V_k] (see `HeadPrior`). A client predicts with the body and theta_k.
+    initialised). Client: `epochs` on the head alone, from the global head; the statistics of normalisation layers stay
+    as they are. Server: theta_k = E[theta_k | z_k, V_k] (see `HeadPrior`), with which the client predicts.
 
     Reference: Chang, Auddy, Paul, "Variance-Aware Nonparametric Empirical Bayes", VANEB-FT.
     """
