@@ -18,6 +18,7 @@ from .together import Plan, Push, fit_together
 from .tree import Ravel, Tree, only, without
 
 Loss = Callable[[Tree, Batch, Tensor], "Tensor | tuple[Tensor, Tree]"]
+Visit = Callable[[int, Tree], None]
 T = TypeVar("T")
 
 
@@ -42,11 +43,13 @@ def fit(
     names: Collection[str] | None = None,
     shift: Tree | None = None,
     pull: tuple[float, Tree] | None = None,
+    visit: Visit | None = None,
 ) -> tuple[Tree, Tree]:
     """theta <- optimizer(theta, grad loss + shift + mu (theta - anchor)) over the client's batches, on `names` only.
 
     `pull = (mu, anchor)` is the gradient of (mu / 2) ||theta - anchor||^2 over what is trained, the anchor held fixed;
-    its value is not part of the logged loss.
+    its value is not part of the logged loss. `visit(t, theta)` sees the tree after each step t = 1, 2, ...: tensors that
+    the next step may overwrite, so it copies what it keeps.
 
     `loss(theta, batch, key)` returns the loss, or the loss and named scalars to log. Returns the new tree and the means
     over the last epoch of `loss` and those scalars, with `steps`, the number of local steps. A step that is not finite
@@ -65,7 +68,7 @@ def fit(
     keys = fold(fold(key, "draws"), torch.arange(data.max_steps(epochs, size), device=key.device))  # (T,)
     mapped, lr = is_mapped(data.n) or is_mapped(key), torch.as_tensor(optimizer.lr, dtype=flat.dtype)
     program = getattr(loss, "__self__", None)
-    if mapped and isinstance(program, Program) and program.trains_together(loss, ravel):
+    if mapped and visit is None and isinstance(program, Program) and program.trains_together(loss, ravel):
         plan = Plan(program, ravel, tuple(held), with_rate(optimizer, 0.0), epochs, size, push.mu)
         flat, info = fit_together(plan, flat, held, push, lr, data, key)
         return dict(ravel.tree(flat, held)), {**info, "steps": steps.to(flat.dtype)}
@@ -87,6 +90,8 @@ def fit(
                 bad = torch.nonzero(~torch.isfinite(g))
                 raise NonFinite(t, ravel.name_at(int(bad[0])) if len(bad) else None, float(value))
             optimizer.step_(flat, push(g, flat), state)
+        if visit is not None:
+            visit(t + 1, ravel.tree(flat, held))
         log.append({"loss": value, **scalars})
     info = _means(log, schedule.last_epoch)
     return dict(ravel.tree(flat, held)), {**info, "steps": steps.to(flat.dtype)}

@@ -3,6 +3,7 @@
 from .adamix import AdaMix
 from .alone import Alone, Pooled
 from .fedavg import BayFL, FedAvg
+from .fedbe import FedBE
 from .fedbn import FedBN
 from .fedmap import FedMAP
 from .fedprox import FedProx
@@ -19,6 +20,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "bayfl": BayFL,
     "mc_dropout": MCDropout,
     "meta_bayfl": MetaBayFL,
+    "fedbe": FedBE,
     "fedbn": FedBN,
     "fedmap": FedMAP,
     "npeb": NPEB,
@@ -39,6 +41,7 @@ __all__ = [
     "Alone",
     "BayFL",
     "FedAvg",
+    "FedBE",
     "FedBN",
     "FedMAP",
     "FedProx",

@@ -75,12 +75,16 @@ class FedAvg:
         return Reply(self.program.refresh(y, data), own, info)
 
     def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
-        weights = cohort.n.double() if self.weighting == "rows" else torch.ones_like(cohort.n, dtype=torch.float64)
-        p = self.program
+        weights, p = self.shares(cohort), self.program
         if self.pooling == "unconstrained" or not p.mean_field:
             return {**server, **mean(ups, weights)}
         q = pool(p.posterior(ups), weights, self.pooling, prior=p.prior_posterior())
         return {**server, **mean(ups, weights), **p.guide_of(q)}
+
+    def shares(self, cohort: Cohort) -> Tensor:
+        """Weight of each client in the average, (C,), adding up to 1."""
+        n = cohort.n.double() if self.weighting == "rows" else torch.ones_like(cohort.n, dtype=torch.float64)
+        return n / n.sum()
 
     def personal(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Tree:
         return self.local(down, own, data, key).up if self.finetune else {**down, **own}

@@ -269,5 +269,5 @@ def test_a_network_without_a_linear_head_is_refused() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(3, 3)).double()
     x, y, _ = build.rows(2)
     program = Program(Bayesian(net, PRIORS["flat"]()), x, y, guide=build.GUIDES["delta"])
-    with pytest.raises(ValueError, match="no linear layer .head"):
+    with pytest.raises(ValueError, match=r"no linear layer \.head"):
         VANEBFT(program)

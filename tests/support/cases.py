@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pyrofl.config import Evaluation
 from pyrofl.data import Federation
 from pyrofl.engines import Engine, Sequential
@@ -44,6 +46,7 @@ class Case:
         options = {"guide": kind.guide, "prior": kind.prior, **NEEDS.get(self.method, {}), **self.network}
         fields = {f.name for f in dataclasses.fields(kind) if f.init}
         given = {"epochs": 2.0, "size": 4, "rounds": rounds, "clients": clients, "seed": 1}
+        given |= {"unlabelled": build.rows(12, seed=50).x.to(options.get("dtype", torch.float64))}
         known = {k: v for k, v in given.items() if k in fields}
         return kind(build.program(**options), **{**known, **self.arguments})
 
@@ -83,6 +86,7 @@ CASES = [
     Case("bayfl", {"pooling": "product"}),
     Case("bayfl", {"pooling": "mixture", "weighting": "uniform"}),
     Case("bayfl", network={"prior": "hierarchical"}),
+    Case("fedbe", {"sampler": "dirichlet", "clients_teach": False}),
     Case("fedmap", {"weights": "rows_times_likelihood", "variance": "coordinate"}),
     Case("fedmap", {"weights": "total_loglik", "literal": True, "start": "global"}, {"guide": "normal"}),
     Case("fedmap", {"fixed_variance": 2.0, "variance": "tensor", "finetune": True}),
