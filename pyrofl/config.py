@@ -266,7 +266,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     nested = _nested(hint)
     if nested is not None and isinstance(value, Mapping):
         try:
-            return nested(**arguments(nested, value, where=where))
+            return nested(**arguments(nested, dict(value), where=where))
         except ValueError as error:
             raise ConfigError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
     if _is_optimizer(hint):

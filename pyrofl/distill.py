@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class Distillation:
     steps (stochastic weight averaging); with `average_every = 0` it is the last one.
     """
 
-    optimizer: Optimizer = SGD(1e-3, decay=1e-5, momentum=0.9)
+    optimizer: Optimizer = field(default=SGD(1e-3, decay=1e-5, momentum=0.9))
     epochs: float = 20.0
     size: int = 128
     temperature: float = 0.5

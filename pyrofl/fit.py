@@ -48,8 +48,8 @@ def fit(
     """theta <- optimizer(theta, grad loss + shift + mu (theta - anchor)) over the client's batches, on `names` only.
 
     `pull = (mu, anchor)` is the gradient of (mu / 2) ||theta - anchor||^2 over what is trained, the anchor held fixed;
-    its value is not part of the logged loss. `visit(t, theta)` sees the tree after each step t = 1, 2, ...: tensors that
-    the next step may overwrite, so it copies what it keeps.
+    its value is not part of the logged loss. `visit(t, theta)` sees the tree after each step t = 1, 2, ...; the
+    next step may overwrite its tensors, so it copies what it keeps.
 
     `loss(theta, batch, key)` returns the loss, or the loss and named scalars to log. Returns the new tree and the means
     over the last epoch of `loss` and those scalars, with `steps`, the number of local steps. A step that is not finite

@@ -12,6 +12,7 @@ import torch
 
 from pyrofl.config import Evaluation
 from pyrofl.data import Federation
+from pyrofl.distill import Distillation
 from pyrofl.engines import Engine, Sequential
 from pyrofl.methods import METHODS, FedAvg
 from pyrofl.optim import SGD, Adam
@@ -86,6 +87,7 @@ CASES = [
     Case("bayfl", {"pooling": "product"}),
     Case("bayfl", {"pooling": "mixture", "weighting": "uniform"}),
     Case("bayfl", network={"prior": "hierarchical"}),
+    Case("meta_bayfl", {"distillation": Distillation(epochs=2, size=4), "teacher_draws": 2}),
     Case("fedbe", {"sampler": "dirichlet", "clients_teach": False}),
     Case("fedmap", {"weights": "rows_times_likelihood", "variance": "coordinate"}),
     Case("fedmap", {"weights": "total_loglik", "literal": True, "start": "global"}, {"guide": "normal"}),
