@@ -109,7 +109,7 @@ LAYERS = (
     {"data", "plain", "optim", "likelihoods", "guides", "handlers", "meanfield", "bayesian", "fastpath", "program"},
     {"together"},
     {"fit", "method", "priors", "estimate", "empirical_bayes"},
-    {"distill"},
+    {"committee", "distill", "langevin"},
     {"methods"},
     {
         "engines",

@@ -2,6 +2,7 @@
 
 from .adamix import AdaMix
 from .alone import Alone, Pooled
+from .beta_predbayes import BetaPredBayes
 from .fedavg import BayFL, FedAvg
 from .fedbe import FedBE
 from .fedbn import FedBN
@@ -20,6 +21,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "bayfl": BayFL,
     "mc_dropout": MCDropout,
     "meta_bayfl": MetaBayFL,
+    "beta_predbayes": BetaPredBayes,
     "fedbe": FedBE,
     "fedbn": FedBN,
     "fedmap": FedMAP,
@@ -40,6 +42,7 @@ __all__ = [
     "AdaMix",
     "Alone",
     "BayFL",
+    "BetaPredBayes",
     "FedAvg",
     "FedBE",
     "FedBN",

@@ -47,7 +47,8 @@ class Case:
         options = {"guide": kind.guide, "prior": kind.prior, **NEEDS.get(self.method, {}), **self.network}
         fields = {f.name for f in dataclasses.fields(kind) if f.init}
         given = {"epochs": 2.0, "size": 4, "rounds": rounds, "clients": clients, "seed": 1}
-        given |= {"unlabelled": build.rows(12, seed=50).x.to(options.get("dtype", torch.float64))}
+        server = build.rows(12, seed=50, dtype=options.get("dtype", torch.float64))
+        given |= {"unlabelled": server.x, "labelled": server}
         known = {k: v for k, v in given.items() if k in fields}
         return kind(build.program(**options), **{**known, **self.arguments})
 
