@@ -105,6 +105,8 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if isinstance(value, Optimizer):
         return render(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return str(value) if isinstance(value, Path) else value
 
 
@@ -261,6 +263,12 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     """A TOML value as the annotated type, strictly: no text for numbers, no numbers for text."""
     if isinstance(value, Optimizer):
         return value
+    nested = _nested(hint)
+    if nested is not None and isinstance(value, Mapping):
+        try:
+            return nested(**arguments(nested, dict(value), where=where))
+        except ValueError as error:
+            raise ConfigError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
     if _is_optimizer(hint):
         if not isinstance(value, str):
             raise ConfigError(f'{where} = {value!r}: write an optimizer as text, for example "adam:1e-2"')
@@ -285,6 +293,13 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         first = error.errors()[0]
         at = ".".join(str(p) for p in first["loc"] if not str(p).startswith("function"))
         raise ConfigError(f"{where}{'.' + at if at else ''} = {value!r}: {first['msg'].lower()}") from None
+
+
+def _nested(hint: Any) -> Any:
+    """The dataclass that a table inside a table makes, where the hint is one or one or None."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    made = [h for h in options if isinstance(h, type) and dataclasses.is_dataclass(h) and not issubclass(h, Optimizer)]
+    return made[0] if made else None
 
 
 def _is_optimizer(hint: Any) -> bool:

@@ -180,6 +180,8 @@ class Federation:
     classes: tuple[str, ...] = ()
     common: Data | None = None  # test rows shared by all clients
     notes: tuple[str, ...] = ()
+    unlabelled: Tensor | None = None  # (U, ...) inputs of the server's own, for distillation
+    labelled: Data | None = None  # rows of the server's own, for what is fitted there
 
     def __len__(self) -> int:
         return len(self.clients)

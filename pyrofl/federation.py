@@ -1,4 +1,4 @@
-"""From one data set to a federation: partition, then test rows, then less data, then noise, then scaling."""
+"""From one data set to a federation: server rows, partition, test rows, less data, noise, then scaling."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import server_rows
 from .data import Client, Data, Dataset, Federation
 from .noise import Noise
 from .partition import partition
@@ -27,9 +28,13 @@ def federate(
     noise: Mapping[str, Any] | None = None,
     standardise: Literal["none", "client"] = "none",
     empty: Literal["keep", "refuse"] = "keep",
+    unlabelled: int = 0,
+    labelled: int = 0,
 ) -> Federation:
     """Deal a data set to clients.
 
+    0. `unlabelled` and `labelled` rows at random go to the server, which keeps the inputs of the first and the second
+       as they are. No client has them, for training or for testing.
     1. `split` says which client holds which rows; the default is by natural clients, or iid where there are
        none.
     2. Each client's rows are shuffled and round(test n) of them are its test rows: at least one and not all,
@@ -55,7 +60,10 @@ def federate(
         )
     if split is None:
         split = {"kind": "iid" if dataset.site is None else "site"}
-    parts = partition(dataset, key=key, clients=clients, split=split)
+    total, taken = len(dataset.y), server_rows.take(dataset, unlabelled, labelled, fold(key, "server"))
+    parts = partition(server_rows.without(dataset, taken), key=key, clients=clients, split=split)
+    left = np.setdiff1d(np.arange(total), taken)
+    parts = [left[part] for part in parts]
     names = dataset.sites if split["kind"] == "site" else [f"client{i}" for i in range(len(parts))]
     disturb = Noise.of(noise) if noise is not None else None
 
@@ -76,14 +84,19 @@ def federate(
         )
         people.append(_standardised(client) if standardise == "client" else client)
     common = finish(*dataset.test, "common") if dataset.test is not None else None
+    kept = finish(dataset.x[taken], dataset.y[taken], "server")
+    if standardise == "client":
+        kept = _standardised(Client("(server)", kept, kept)).train
+    x, y, _ = kept
 
     bare = [c.name for c in people if c.train.rows == 0]
     said = f"{len(bare)} of {len(people)} clients have no training rows: {_few(bare)}"
     if bare and empty == "refuse":
         raise ValueError(f"{said}; use fewer clients, another split, or empty = 'keep'")
-    spare = len(dataset.y) - sum(map(len, parts))
+    spare = len(left) - sum(map(len, parts))
     notes = {
-        f"{len(dataset.y)} rows over {len(people)} clients by {_table(split)}": True,
+        f"{unlabelled} rows without labels and {labelled} with are the server's own": len(taken) > 0,
+        f"{len(left)} rows over {len(people)} clients by {_table(split)}": True,
         f"{spare} rows are left over and belong to no client": spare > 0,
         f"test rows: {test:.0%} of each client's rows, at random after the split": test > 0,
         f"training rows: {fraction:.0%} of each client's, class by class; test rows are all kept": fraction < 1,
@@ -92,7 +105,15 @@ def federate(
         said: bool(bare),
     }
     said_once = (*dataset.notes, *(note for note, holds in notes.items() if holds))
-    return Federation(tuple(people), dataset.likelihood, dataset.classes, common, said_once)
+    return Federation(
+        tuple(people),
+        dataset.likelihood,
+        dataset.classes,
+        common,
+        said_once,
+        x[:unlabelled] if unlabelled else None,
+        Data.of(x[unlabelled:], y[unlabelled:]) if labelled else None,
+    )
 
 
 def thin(y: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:

@@ -49,7 +49,6 @@ def fit(
 
     `pull = (mu, anchor)` is the gradient of (mu / 2) ||theta - anchor||^2 over what is trained, the anchor held fixed;
     its value is not part of the logged loss.
-
     `after(t, theta, batch, key)` returns new values of tensors that are not trained, once step t = 0, 1, ... is made:
     averages of the iterates, or a second, slower set of parameters. It returns fresh tensors, never views of `theta`.
 

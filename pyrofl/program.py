@@ -7,6 +7,7 @@ network takes the fast path (`fastpath`); everything else is traced by Pyro's ow
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -352,6 +353,24 @@ class Program:
             return now.statistics
 
         return self._call(theta, run)
+
+    def features(self, theta: Tree, x: Tensor) -> Tensor:
+        """What the network's `.head` receives, (B, H), at the posterior mean; batch norms use running statistics."""
+        seen: list[Tensor] = []
+        head = getattr(self.model, "net", self.model).head
+        handle = head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+        try:
+            self._call(theta, functools.partial(self._at_the_mean, x))
+        finally:
+            handle.remove()
+        return seen[-1]
+
+    def _at_the_mean(self, x: Tensor, model: PyroModule, guide: nn.Module) -> None:
+        y = self._example[1][:1].to(x.device).expand(len(x))
+        with keyed(random.root(0), self._noise(None)):
+            q = poutine.trace(guide).get_trace(x, y)
+        with forward_pass():
+            poutine.replay(model, q)(x, y)
 
     # ------------------------------------------------------------------ posteriors
 

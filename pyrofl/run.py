@@ -20,7 +20,7 @@ from .methods.fedavg import FedAvg
 from .metrics import Bins
 from .random import fold, generator, root
 from .store import Row, RunDirectory, States, check_like
-from .tree import Tree, all_finite, nbytes, part, stack
+from .tree import Tree, all_finite, nbytes, part, stack, without
 
 Scores = dict[str, dict[str, dict[str, float | None]]]  # "personal" or "global" -> client -> score -> value
 
@@ -143,8 +143,11 @@ class Run:
         self.committed = 0
         self.server = {k: v.to(self.device) for k, v in self.method.init(fold(self.key, "init")).items()}
         if start is not None:
-            check_like(start, self.server, "start")
-            self.server = {k: start[k].to(self.device) for k in self.server}
+            # What a method keeps beside the model starts anew where the other run, of another method, has none.
+            model = self.method.program.theta0
+            new = {k: v for k, v in self.server.items() if k not in start and k not in model}
+            check_like(start, without(self.server, new), "start")
+            self.server = {k: new[k] if k in new else start[k].to(self.device) for k in self.server}
         self._template = Contract.of(self.server)
         if self.directory is None:
             return

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tables import small, small_of, written
+from support.tables import SERVER_ROWS, small, small_of, written
 
 from pyrofl.assembly import Assembled, assemble
 from pyrofl.config import Config, ConfigError, config_of, load, override
@@ -107,7 +107,8 @@ def test_arguments_without_effect_do_not_exist(method: str, key: str) -> None:
 
 def test_every_argument_of_every_method_is_a_key() -> None:
     for name, kind in METHODS.items():
-        known = {f.name for f in dataclasses.fields(kind) if f.init} - {"program", "rounds", "clients", "seed"}
+        given = {"program", "rounds", "clients", "participation", "seed", *SERVER_ROWS}
+        known = {f.name for f in dataclasses.fields(kind) if f.init} - given
         resolved = made(small_of(name)).config.method
         assert resolved.keys() == known | {"name"}, name
 

@@ -220,17 +220,21 @@ def test_a_given_gradient_takes_the_place_of_the_losss_own() -> None:
         root(1).reshape(1)
     )
     close({k: v[0] for k, v in mapped.items()}, dict(theta), tolerance=1e-12)
+
+
 @pytest.mark.parametrize("mapped", [False, True])
 def test_what_follows_a_step_changes_only_what_is_not_trained_and_only_while_the_client_trains(mapped: bool) -> None:
     def run(data: Data, key: Tensor) -> Tree:
         follow = lambda t, theta, batch, k: {"v": 0.5 * theta["v"] + theta["w"], "last": torch.full_like(theta["v"], t)}
         start = {**START, "last": torch.tensor(-1.0, dtype=torch.float64)}
         return fit(square, start, data, key, optimizer=SGD(0.1), epochs=2, size=2, names={"w"}, after=follow)[0]
+
     data = Data(*numbers(1.0, 2.0, 0.0, 0.0)[:2], torch.tensor(2))  # two steps, of the four that its shape allows
     alike = {k: v.unsqueeze(0) for k, v in data._asdict().items()}
     one = lambda x, y, n, key: run(Data(x, y, n), key)
     theta = (
         {k: v[0] for k, v in vmap(one)(*alike.values(), root(1).reshape(1)).items()} if mapped else run(data, root(1))
+    )
     w, v = 3.0, 0.0
     for _ in range(2):
         w -= 0.1 * (w + v - 1.5)

@@ -109,6 +109,7 @@ LAYERS = (
     {"data", "plain", "optim", "likelihoods", "guides", "handlers", "meanfield", "bayesian", "fastpath", "program"},
     {"together"},
     {"fit", "method", "priors", "estimate", "empirical_bayes"},
+    {"committee", "distill", "langevin"},
     {"methods"},
     {
         "engines",
@@ -120,6 +121,7 @@ LAYERS = (
         "dealing",
         "label_skew",
         "partition",
+        "server_rows",
         "federation",
         "datasets",
     },

@@ -2,17 +2,19 @@
 
 from .adamix import AdaMix
 from .alone import Alone, Pooled
+from .beta_predbayes import BetaPredBayes
 from .ditto import Ditto
 from .fedamp import FedAMP
 from .fedavg import BayFL, FedAvg
 from .fedbabu import FedBABU
+from .fedbe import FedBE
 from .fedbn import FedBN
 from .fedfomo import FedFomo
 from .fedmap import FedMAP
 from .fedopt import FedAdam, FedAvgM, FedYogi
+from .fedpa import FedPA
 from .fedper import FedPer
 from .fedphp import FedPHP
-from .fedpa import FedPA
 from .fedprox import FedProx
 from .fedrep import FedRep
 from .lg_fedavg import LGFedAvg
@@ -20,11 +22,13 @@ from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
 from .npeb import NPEB
 from .per_fedavg import PerFedAvg
-from .pfedme import PFedMe
-from .scaffold import SCAFFOLD
 from .pfedbayes import PFedBayes
+from .pfedme import PFedMe
 from .pvi import PVI
+from .scaffold import SCAFFOLD
 from .vaneb import VANEB
+from .vaneb_ft import VANEBFT
+from .vaneb_head import VANEBHead
 
 METHODS: dict[str, type[FedAvg]] = {
     "fedavg": FedAvg,
@@ -36,6 +40,8 @@ METHODS: dict[str, type[FedAvg]] = {
     "bayfl": BayFL,
     "mc_dropout": MCDropout,
     "meta_bayfl": MetaBayFL,
+    "beta_predbayes": BetaPredBayes,
+    "fedbe": FedBE,
     "fedbn": FedBN,
     "fedper": FedPer,
     "fedrep": FedRep,
@@ -53,6 +59,8 @@ METHODS: dict[str, type[FedAvg]] = {
     "pfedbayes": PFedBayes,
     "npeb": NPEB,
     "vaneb": VANEB,
+    "vaneb_head": VANEBHead,
+    "vaneb_ft": VANEBFT,
     "adamix": AdaMix,
     "alone": Alone,
     "pooled": Pooled,
@@ -61,32 +69,36 @@ METHODS: dict[str, type[FedAvg]] = {
 __all__ = [
     "METHODS",
     "NPEB",
-    "SCAFFOLD",
     "PVI",
+    "SCAFFOLD",
     "VANEB",
+    "VANEBFT",
     "AdaMix",
     "Alone",
     "BayFL",
+    "BetaPredBayes",
     "Ditto",
     "FedAMP",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
     "FedBABU",
+    "FedBE",
     "FedBN",
     "FedFomo",
     "FedMAP",
+    "FedPA",
     "FedPHP",
     "FedPer",
-    "FedPA",
     "FedProx",
     "FedRep",
     "FedYogi",
     "LGFedAvg",
     "MCDropout",
     "MetaBayFL",
+    "PFedBayes",
     "PFedMe",
     "PerFedAvg",
-    "PFedBayes",
     "Pooled",
+    "VANEBHead",
 ]

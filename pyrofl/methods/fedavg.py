@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from ..data import Batch, Data
+from ..distill import Distillation, distill, ensemble, needs_unlabelled
 from ..fit import After, Loss, fit
 from ..meanfield import Posterior, pool
 from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer, with_rate
 from ..program import Program
-from ..tree import Tree, mean, only
+from ..random import fold
+from ..tree import Tree, mean, only, unstack
 
 Pooling = Literal["scale", "unconstrained", "variance", "mixture", "product"]
 Part = Literal["all", "head", "body"]
@@ -91,8 +93,7 @@ class FedAvg:
         return Reply(y, own, info)
 
     def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
-        weights = cohort.n.double() if self.weighting == "rows" else torch.ones_like(cohort.n, dtype=torch.float64)
-        return {**server, **self.average(ups, weights)}
+        return {**server, **self.average(ups, self.shares(cohort))}
 
     def average(self, models: Tree, weights: Tensor) -> Tree:
         """One model from several, (C, ...) -> (...), by the rule `pooling`; `weights` (C,) need not add up to 1."""
@@ -100,6 +101,11 @@ class FedAvg:
         if self.pooling == "unconstrained" or not p.mean_field:
             return plain
         return {**plain, **p.guide_of(pool(p.posterior(models), weights, self.pooling, prior=p.prior_posterior()))}
+
+    def shares(self, cohort: Cohort) -> Tensor:
+        """Weight of each client in the average, (C,), adding up to 1."""
+        n = cohort.n.double() if self.weighting == "rows" else torch.ones_like(cohort.n, dtype=torch.float64)
+        return n / n.sum()
 
     def personal(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Tree:
         theta = {**down, **own}
@@ -193,14 +199,28 @@ class BayFL(FedAvg):
     `schedule` sets the rate of global round k of K from the optimizer's rate a, as in the paper's Theorem 1:
     "a" (constant), "a/sqrt(K)", "a/k" or "a/sqrt(k)".
 
+    With `distillation` the server goes on from the pooled posterior: on unlabelled rows of its own it learns what the
+    clients' posteriors and the pooled one predict together, the mean over `teacher_draws` draws of each. Means of the
+    weights are what it learns; scales stay as they were pooled, since rows without labels are no evidence.
+
     Reference: Rahman, Nguyen, 2026, "BayFL" and Theorem 1.
     """
 
     schedule: Literal["a", "a/sqrt(K)", "a/k", "a/sqrt(k)"] = "a"
     rounds: int = 1  # K, taken from the run
+    distillation: Distillation | None = None
+    teacher_draws: int = 10
+    unlabelled: Tensor | None = field(default=None, repr=False, compare=False)  # (U, ...), taken from the run
 
     guide: ClassVar[str] = "normal"
     prior: ClassVar[str] = "gaussian"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.teacher_draws < 1:
+            raise ValueError(f"method.teacher_draws must be at least 1, got {self.teacher_draws}")
+        if self.distillation is not None:
+            needs_unlabelled(self.unlabelled, self.program, "this method, with its distillation,")
 
     def init(self, key: Tensor) -> Tree:
         start = super().init(key)
@@ -219,4 +239,14 @@ class BayFL(FedAvg):
         new = super().aggregate(server, ups, cohort)
         if "round" in server:
             new["round"] = torch.full_like(server["round"], cohort.round + 1)
-        return new
+        return new if self.distillation is None else {**new, **self.distilled(new, ups, cohort, self.distillation)}
+
+    def distilled(self, pooled: Tree, ups: Tree, cohort: Cohort, how: Distillation) -> Tree:
+        """The pooled posterior with its means moved towards what all posteriors predict on the unlabelled rows."""
+        assert self.unlabelled is not None
+        p, x = self.program, self.unlabelled
+        draws = self.teacher_draws if self.stochastic else 1
+        teachers = [only(pooled, p.theta0), *(unstack(ups, k) for k in range(len(cohort.ids)))]
+        log_p = ensemble(p, teachers, x, cohort.key, draws=draws)  # (U, K)
+        scales = {p.scale_name(s) for s in p.sites} if p.mean_field else set()
+        return distill(p, pooled, log_p, x, fold(cohort.key, "distill"), how, names=p.trainable - scales)[0]

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pyrofl.config import Evaluation
 from pyrofl.data import Federation
+from pyrofl.distill import Distillation
 from pyrofl.engines import Engine, Sequential
 from pyrofl.methods import METHODS, FedAvg
 from pyrofl.optim import SGD, Adam
@@ -32,7 +35,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {  # arguments that make a method qu
     "fedpa": {"epochs": 3},
 }
 # methods that keep, under the same names, what they sent, by their paper: the model, its factor, or a change
-KEEPS_WHAT_IT_SENDS = frozenset({"fedamp", "fedfomo", "fedmap", "fedphp", "pvi", "scaffold"})
+KEEPS_WHAT_IT_SENDS = frozenset({"fedamp", "fedfomo", "fedmap", "fedphp", "pvi", "scaffold", "vaneb_head"})
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Case:
         options = {"guide": kind.guide, "prior": kind.prior, **NEEDS.get(self.method, {}), **self.network}
         fields = {f.name for f in dataclasses.fields(kind) if f.init}
         given = {"epochs": 2.0, "size": 4, "rounds": rounds, "clients": clients, "seed": 1}
+        server = build.rows(12, seed=50, dtype=options.get("dtype", torch.float64))
+        given |= {"unlabelled": server.x, "labelled": server}
         known = {k: v for k, v in given.items() if k in fields}
         return kind(build.program(**options), **{**known, **SETTINGS.get(self.method, {}), **self.arguments})
 
@@ -93,6 +98,8 @@ CASES = [
     Case("bayfl", {"pooling": "product"}),
     Case("bayfl", {"pooling": "mixture", "weighting": "uniform"}),
     Case("bayfl", network={"prior": "hierarchical"}),
+    Case("meta_bayfl", {"distillation": Distillation(epochs=2, size=4), "teacher_draws": 2}),
+    Case("fedbe", {"sampler": "dirichlet", "clients_teach": False}),
     Case("fedmap", {"weights": "rows_times_likelihood", "variance": "coordinate"}),
     Case("fedmap", {"weights": "total_loglik", "literal": True, "start": "global"}, {"guide": "normal"}),
     Case("fedmap", {"fixed_variance": 2.0, "variance": "tensor", "finetune": True}),
@@ -106,6 +113,7 @@ CASES = [
     Case("scaffold", {"option": "I", "server_rate": 0.5}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedyogi", network={"guide": "normal", "prior": "gaussian"}),
     Case("fedrep", network={"guide": "normal", "prior": "gaussian"}),
+    Case("vaneb_head", {"every": 1, "estimate": "direct", "finetune": True}),
     Case("meta_bayfl", {"optimizers": MIXED, "every": "epoch"}),
     Case("meta_bayfl", {"restart": False, "train_on": "all", "score": "elbo"}),
     Case("pvi", {"damping": 1.0, "finetune": True}),

@@ -13,6 +13,8 @@ from pyrofl.methods import METHODS
 
 from .cases import NEEDS
 
+SERVER_ROWS = ("unlabelled", "labelled")  # what a method may ask the data for
+
 SMALL: dict[str, Any] = {
     "seed": 1,
     "rounds": 3,
@@ -35,7 +37,8 @@ def small_of(method: str, **arguments: Any) -> dict[str, Any]:
     model = {"name": "support.nets:Dense", **NEEDS.get(method, {})}
     known = {f.name for f in dataclasses.fields(METHODS[method]) if f.init}
     budget = {k: v for k, v in (("epochs", 1.0), ("size", 8)) if k in known}
-    return small(method={"name": method, **budget, **arguments}, model=model)
+    data = {**SMALL["data"], **{k: 6 for k in SERVER_ROWS if k in known}}
+    return small(method={"name": method, **budget, **arguments}, model=model, data=data)
 
 
 def written(path: Path, table: dict[str, Any]) -> Path:
