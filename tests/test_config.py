@@ -274,7 +274,9 @@ EXTRAS: dict[str, dict[str, Any]] = {
 def test_the_resolved_file_makes_the_same_run(method: str, tmp_path: Path) -> None:
     table = small_of(method, **EXTRAS.get(method, {})) | {"cohort": {"fraction": 0.5}, "inference": {"particles": 2}}
     if METHODS[method].prior != "flat":
-        table |= {"prior": {"name": "gaussian", "scale": "fan_in"}, "guide": {"name": "normal", "init_scale": 0.02}}
+        table["prior"] = {"name": "gaussian", "scale": "fan_in"}
+    if "normal" in METHODS[method].guides and "prior" in table:
+        table["guide"] = {"name": "normal", "init_scale": 0.02}
     first = made(table)
     path = tmp_path / "config.toml"
     path.write_text(first.config.toml())
@@ -282,10 +284,10 @@ def test_the_resolved_file_makes_the_same_run(method: str, tmp_path: Path) -> No
     assert again.config.toml() == first.config.toml()
     assert again.config.identity() == first.config.identity()
     for f in dataclasses.fields(first.method):
-        if f.name != "program":
+        if f.name not in ("program", *SERVER_ROWS):
             assert getattr(again.method, f.name) == getattr(first.method, f.name), f.name
     resolved = tomllib.loads(first.config.toml())["method"]
-    assert resolved.get("epochs", 1.0) == 1.0  # not every method trains by epochs
+    assert resolved.get("epochs", table["method"].get("epochs")) == table["method"].get("epochs")
 
 
 def test_the_resolved_file_says_every_default() -> None:

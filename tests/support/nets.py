@@ -8,12 +8,23 @@ from torch import Tensor, nn
 
 
 class Dense(nn.Module):
-    """A row of any shape -> `hidden` units -> outputs."""
+    """A row of any shape -> `hidden` units, or none if `linear` -> outputs."""
 
     def __init__(
-        self, shape: tuple[int, ...], outputs: int, *, hidden: int = 4, dropout: float = 0.0, batch_norm: bool = False
+        self,
+        shape: tuple[int, ...],
+        outputs: int,
+        *,
+        hidden: int = 4,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        linear: bool = False,
     ):
         super().__init__()
+        if linear:
+            self.body: nn.Module = nn.Flatten()
+            self.head = nn.Linear(math.prod(shape), outputs)
+            return
         blocks: list[nn.Module] = [nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.Tanh()]
         if batch_norm:
             blocks.append(nn.BatchNorm1d(hidden))
