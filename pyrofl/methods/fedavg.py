@@ -169,6 +169,7 @@ class BayFL(FedAvg):
     schedule: Literal["a", "a/sqrt(K)", "a/k", "a/sqrt(k)"] = "a"
     rounds: int = 1  # K, taken from the run
 
+    travels: ClassVar[str] = "the posterior, down and up: mean and scale of every weight"
     guide: ClassVar[str] = "normal"
     prior: ClassVar[str] = "gaussian"
 

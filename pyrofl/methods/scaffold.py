@@ -27,8 +27,8 @@ class SCAFFOLD(FedAvg):
     Client, S local steps: y <- y - a (g(y) - c_k + c). Then its control variate: the mean gradient that it met,
     c_k+ = c_k - c + (x - y) / (S a) (`option = "II"`), or the gradient of all its rows at x (`"I"`). It sends y and
     c_k+ - c_k. Server: x <- x + server_rate mean_k(y_k - x), c <- c + (1 / K) sum_k(c_k+ - c_k), K all clients, not
-    only those of the round. All c start at 0. Clients count alike, whatever their rows. Running statistics are averaged.
-    With a Normal guide all this holds for the guide's unconstrained parameters, with gradients at a draw.
+    only those of the round. All c start at 0. Clients count alike, whatever their rows. Running statistics are
+    averaged. With a Normal guide all this holds for the guide's unconstrained parameters, with gradients at a draw.
 
     Reference: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, 2020, algorithm 1.
     """

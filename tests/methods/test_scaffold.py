@@ -26,7 +26,7 @@ from pyrofl.priors import PRIORS
 from pyrofl.program import Program
 from pyrofl.random import root
 from pyrofl.run import Participation, Run
-from pyrofl.tree import Tree, add, only, pack, part, scale, stack, sub, zeros
+from pyrofl.tree import Tree, add, only, pack, part, scale, stack, zeros
 
 CURVATURES, CENTRES = (1.0, 3.0), (-1.0, 2.0)
 OPTIMUM = (1.0 * -1.0 + 3.0 * 2.0) / (1.0 + 3.0)  # of the mean of the two, 1.25

@@ -317,7 +317,7 @@ def test_what_makes_no_sense_is_refused(kind: type[SitePrior]) -> None:
             kind(program(), **bad)
     with pytest.raises(ValueError, match="use guide = 'delta' and prior = 'flat'"):
         kind(program(prior="gaussian"))
-    with pytest.raises(ValueError, match="estimates the prior itself, .* under prior = 'flat': use guide = 'delta'"):
+    with pytest.raises(ValueError, match=r"estimates the prior itself, .* under prior = 'flat': use guide = 'delta'"):
         kind(program(prior="gaussian", guide="normal"))
     for name in ("optimizer", "epochs", "size", "weighting", "pooling", "finetune", "finetune_epochs", "finetune_part"):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
