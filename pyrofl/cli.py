@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 import shlex
@@ -21,6 +20,7 @@ from rich.table import Table as RichTable
 
 from . import __version__
 from .assembly import Assembled, assemble
+from .catalogue import GIVEN, describe, first_line, markdown
 from .compare import compare as compare_runs
 from .config import Config, ConfigError, config_of, load, override, signature
 from .console import Reporter, partition_table
@@ -204,7 +204,7 @@ _REGISTRIES: dict[str, Mapping[str, Any]] = {
     "engines": {"auto": choose, "sequential": Sequential, "vectorised": Vectorised},
 }
 _GIVEN = {  # arguments that a run fills in: no keys of a configuration
-    "methods": ("program", "rounds", "clients", "seed"),
+    "methods": GIVEN,
     "guides": ("model", "init_loc_fn", "create_plates"),
     "datasets": ("root", "progress"),
     "partitions": ("y", "clients", "rng", "site"),
@@ -213,17 +213,39 @@ _GIVEN = {  # arguments that a run fills in: no keys of a configuration
 
 
 @app.command("list")
-def list_(what: Annotated[str, typer.Argument(help=", ".join(_REGISTRIES))] = "methods") -> None:
+def list_(
+    what: Annotated[str, typer.Argument(help=", ".join(_REGISTRIES))] = "methods",
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="of the methods: the page docs/methods.md")] = False,
+) -> None:
     """What can be named in a configuration, with its keys."""
     one_of(what, _REGISTRIES, "list")
+    if as_markdown:
+        if what != "methods":
+            raise ConfigError(f"list {what} --markdown: only the methods have a page; leave the option out")
+        typer.echo(markdown(METHODS), nl=False)
+        return
+    console.print(_methods() if what == "methods" else _things(what))
+
+
+def _things(what: str) -> RichTable:
     table = RichTable("name", "what it is", "keys", title=what, title_justify="left")
     for name, thing in _REGISTRIES[what].items():
-        table.add_row(name, _first_line(thing), _keys(what, thing))
-    console.print(table)
+        table.add_row(name, first_line(thing), _keys(what, thing))
+    return table
 
 
-def _first_line(thing: Callable[..., Any]) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
+def _methods() -> RichTable:
+    """One row a method; a key that most methods have is in the caption."""
+    entries = [describe(name, method) for name, method in METHODS.items()]
+    common = [k for k in entries[0].keys if sum(k in e.keys for e in entries) > len(entries) / 2]
+    table = RichTable("name", "what it is", "travels", "stays", "guides", "keys of its own", "reference")
+    table.title, table.title_justify, table.show_lines = "methods", "left", True
+    table.caption = f"Most take also {', '.join(common)}. In full: pyrofl list methods --markdown"
+    table.caption_justify = "left"
+    for e in entries:
+        mine = ", ".join(k for k in e.keys if k not in common)
+        table.add_row(e.name, e.summary, e.travels, e.stays, ", ".join(e.guides), mine, e.reference)
+    return table
 
 
 def _keys(what: str, thing: Callable[..., Any]) -> str:

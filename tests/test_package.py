@@ -126,7 +126,7 @@ LAYERS = (
         "datasets",
     },
     {"evaluate", "run"},
-    {"assembly", "console", "plots", "compare"},
+    {"assembly", "catalogue", "console", "plots", "compare"},
 )
 OUTER = {"command", "figures"}  # of `empirical_bayes`: what people see; its estimators are called by methods
 

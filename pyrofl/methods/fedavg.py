@@ -212,6 +212,7 @@ class BayFL(FedAvg):
     teacher_draws: int = 10
     unlabelled: Tensor | None = field(default=None, repr=False, compare=False)  # (U, ...), taken from the run
 
+    travels: ClassVar[str] = "the posterior, down and up: mean and scale of every weight"
     guide: ClassVar[str] = "normal"
     prior: ClassVar[str] = "gaussian"
 

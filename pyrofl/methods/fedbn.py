@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -24,6 +24,9 @@ class FedBN(Partial):
     """
 
     weighting: Literal["rows", "uniform"] = "uniform"
+
+    travels: ClassVar[str] = "all but the normalisation layers, down and up"
+    stays: ClassVar[str] = "the normalisation layers"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,7 +62,7 @@ def federation(train: Sequence[int] = RAGGED, *, test: int = 4, dtype: torch.dty
 
 def program(
     *,
-    guide: str = "normal",
+    guide: str | Callable[..., Any] = "normal",
     prior: str = "gaussian",
     linear: bool = False,
     batch_norm: bool = False,
@@ -74,4 +75,6 @@ def program(
         torch.random.manual_seed(0)
         net = Net(linear=linear, batch_norm=batch_norm, dropout=dropout).to(dtype)
     x, y, _ = rows(2, dtype=dtype)
-    return Program(Bayesian(net, PRIORS[prior]()), x, y, guide=GUIDES[guide], **options)
+    return Program(
+        Bayesian(net, PRIORS[prior]()), x, y, guide=GUIDES[guide] if isinstance(guide, str) else guide, **options
+    )
