@@ -16,7 +16,7 @@ from torch import nn
 from . import config as conf
 from .bayesian import Bayesian, Prior
 from .config import Config, ConfigError, Evaluation, Table
-from .data import Dataset, Federation
+from .data import Client, Dataset, Federation
 from .datasets import DATASETS
 from .engines import choose
 from .federation import federate
@@ -224,5 +224,8 @@ def precise(federation: Federation, dtype: torch.dtype) -> Federation:
         y = data.y.to(dtype) if data.y.is_floating_point() else data.y
         return data._replace(x=data.x.to(dtype), y=y)
 
-    clients = tuple(replace(c, train=cast(c.train), test=cast(c.test)) for c in federation.clients)
-    return replace(federation, clients=clients, common=None if federation.common is None else cast(federation.common))
+    def cast_all(c: Client) -> Client:
+        return replace(c, train=cast(c.train), test=cast(c.test), valid=None if c.valid is None else cast(c.valid))
+
+    common = None if federation.common is None else cast(federation.common)
+    return replace(federation, clients=tuple(map(cast_all, federation.clients)), common=common)

@@ -123,7 +123,7 @@ LAYERS = (
         "federation",
         "datasets",
     },
-    {"evaluate", "run"},
+    {"posteriors", "evaluate", "shared_rows", "scoring", "run"},
     {"assembly", "console", "plots", "compare"},
 )
 OUTER = {"command", "figures"}  # of `empirical_bayes`: what people see; its estimators are called by methods

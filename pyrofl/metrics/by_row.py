@@ -26,7 +26,8 @@ def by_row(
     """
     out = {"y": np.asarray(y, dtype=np.float64), "nll": -log_predictive(log_likelihood)}
     if kind in ("categorical", "bernoulli"):
-        proba = np.asarray(two_classes(p) if kind == "bernoulli" else p)
+        given = np.asarray(p)
+        proba = two_classes(given) if kind == "bernoulli" else given
         mean, code = forecast(proba, y)
         parts = entropy(proba)
         return {
