@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +40,10 @@ class Finished:
             near = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
             raise ConfigError(f"{path} is not a run directory{nearest(path.name, near)}")
         config = tomllib.loads(where.config.read_text())
-        table = pd.read_csv(where.metrics).astype({"client": str, "split": str, "metric": str})
+        whole = where.metrics.read_bytes()[: where.committed()[1]]  # a run that goes on may be writing the next line
+        types = {"client": str, "split": str, "metric": str}
+        table = pd.read_csv(io.BytesIO(whole), dtype=types, keep_default_na=False)
+        table["value"] = pd.to_numeric(table["value"])  # an empty value is undefined
         seconds = None
         if where.timings.exists():
             times = pd.read_csv(where.timings).drop_duplicates("round", keep="last")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .program import Program
 from .random import bits, fold, root
+from .store import Record
 from .tree import Tree, only
 
 _SIZE = 4096  # numbers kept of a client
@@ -57,11 +58,12 @@ class Posteriors:
         place, sign = self._hash
         return flat.new_zeros(_SIZE).index_add_(0, place, sign * flat)
 
-    def tree(self) -> Tree:
-        """What to keep: `client` (M,) and `distance` (M, M) of those compared, `width` and `snr` of all."""
+    def record(self) -> Record:
+        """What to keep: `client` (M,) and `distance` (M, M) of those compared, `width` and `snr` of all; the sites."""
         if not self._vectors:
-            return {}
+            return Record({})
         ids = sorted(self._vectors)
         v = torch.stack([self._vectors[i] for i in ids])
         distance = torch.stack([(v - one).square().sum(1).sqrt() for one in v])
-        return {"client": torch.tensor(ids), "distance": distance.float(), "width": self.width, "snr": self.snr}
+        values = {"client": torch.tensor(ids), "distance": distance, "width": self.width, "snr": self.snr}
+        return Record(values, {"sites": "\n".join(self.sites)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from .methods.fedavg import FedAvg
 from .metrics import Bins
 from .random import fold, generator, root
 from .scoring import Scores, check, evaluated
-from .store import Row, RunDirectory, States, check_like
+from .store import Record, Row, RunDirectory, States, check_like
 from .tree import Tree, all_finite, nbytes, part, stack
 
 _AT_ONCE = 64  # clients whose personal models are asked for together
@@ -142,7 +142,7 @@ class Run:
             self.train = [_merged(self.train)]
         check(self.evaluation, federation)
         self.bins: dict[str, Bins] = {}  # reliability tables of the last evaluation
-        self.records: dict[str, Mapping[str, Any]] = {}  # what the last evaluation keeps beside them
+        self.records: dict[str, Record] = {}  # what the last evaluation keeps beside them
         self._said_fallback = False
         self._begin(start)
 
@@ -346,8 +346,8 @@ class Run:
         size = self.directory.append(rows_of(now))
         for model, table in self.bins.items():
             self.directory.save_bins(model, table)
-        for name, tree in self.records.items():
-            self.directory.save_record(name, tree, now.number)
+        for name, record in self.records.items():
+            self.directory.save_record(name, record, now.number)
         self.records = {}
         self.directory.commit(now.number, self.server, size, {"identity": self.identity})
         self.states.commit()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from .metrics import Bins
 from .posteriors import Posteriors
 from .random import fold
 from .shared_rows import SharedRows
+from .store import Record
 from .tree import Tree
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Evaluated:
 
     scores: Scores
     bins: dict[str, Bins] = field(default_factory=dict)
-    records: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
 
 
 class Tempered:
@@ -77,8 +77,10 @@ def evaluated(run: Run) -> Evaluated:
     for name, t in tempered.temperatures.items():
         out.scores["tempered"].setdefault(name, {})["temperature"] = t
     out.scores |= shared.scores
-    out.records = {f"rows-{m}": evaluate.by_row(kind, clients, fold(key, "rows")) for m, clients in drawn.items()}
-    out.records["posteriors"] = posteriors.tree()
+    out.records = {
+        f"rows-{m}": Record(evaluate.by_row(kind, clients, fold(key, "rows"))) for m, clients in drawn.items()
+    }
+    out.records["posteriors"] = posteriors.record()
     if run.done:
         tables = {m: evaluate.reliability(kind, clients, e.bins) for m, clients in drawn.items()}
         out.bins = {m: t for m, t in tables.items() if t is not None}

@@ -88,6 +88,13 @@ class Row(NamedTuple):
 _CLIENT = re.compile(r"(\d+)-r(\d+)\.safetensors")
 
 
+class Record(NamedTuple):
+    """Arrays that an evaluation keeps, and short texts about them."""
+
+    values: Mapping[str, Tensor | np.ndarray]
+    notes: Mapping[str, str] = {}
+
+
 class RunDirectory:
     """`runs/NAME/`: config.toml, server.safetensors, clients/ID-rROUND.safetensors, metrics.csv, and records."""
 
@@ -145,6 +152,14 @@ class RunDirectory:
                     self._client(i, r).unlink()
         return committed, tree, meta
 
+    def committed(self) -> tuple[int, int]:
+        """(last committed round, bytes of metrics.csv that belong to it), read without changing anything."""
+        if not self.server.exists():
+            raise ValueError(f"{self.path} holds no round yet: wait for the first one")
+        with safe_open(self.server, framework="pt") as f:
+            meta = f.metadata() or {}
+        return int(meta["round"]), int(meta["metrics_bytes"])
+
     def append(self, rows: Iterable[Row]) -> int:
         """Append rows; returns the file's size in bytes, which the commit records."""
         with open(self.metrics, "a", newline="") as f:
@@ -179,20 +194,20 @@ class RunDirectory:
         out.writerows((h.name, h.train, h.test, *h.classes) for h in lines)
         write(self.partition, text.getvalue().encode())
 
-    def save_record(self, name: str, tree: Mapping[str, Tensor | np.ndarray], round: int) -> None:
-        """What the evaluation of a round keeps, `NAME.safetensors`: floats as float32. An empty tree is not written."""
-        if tree:
-            tensors = {k: torch.as_tensor(v) for k, v in tree.items()}
+    def save_record(self, name: str, record: Record, round: int) -> None:
+        """What the evaluation of a round keeps, `NAME.safetensors`: floats as float32. Nothing leaves no file."""
+        if record.values:
+            tensors = {k: torch.as_tensor(v) for k, v in record.values.items()}
             kept = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
-            save_tree(self.path / f"{name}.safetensors", kept, {"round": str(round)})
+            save_tree(self.path / f"{name}.safetensors", kept, {**record.notes, "round": str(round)})
 
-    def load_record(self, name: str) -> tuple[int, dict[str, np.ndarray]] | None:
+    def load_record(self, name: str) -> tuple[int, Record] | None:
         """(round, what `save_record` wrote), or None."""
         path = self.path / f"{name}.safetensors"
         if not path.exists():
             return None
-        tree, meta = load_tree(path)
-        return int(meta["round"]), {k: v.numpy() for k, v in tree.items()}
+        tree, notes = load_tree(path)
+        return int(notes["round"]), Record({k: v.numpy() for k, v in tree.items()}, notes)
 
     def save_bins(self, model: str, table: Bins) -> None:
         """The reliability table of the last evaluation, `reliability-MODEL.csv`."""

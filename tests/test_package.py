@@ -125,6 +125,7 @@ LAYERS = (
     },
     {"posteriors", "evaluate", "shared_rows", "scoring", "run"},
     {"assembly", "console", "plots", "compare"},
+    {"report"},
 )
 OUTER = {"command", "figures"}  # of `empirical_bayes`: what people see; its estimators are called by methods
 

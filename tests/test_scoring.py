@@ -221,9 +221,11 @@ def test_distance_is_the_wasserstein_distance_of_mean_field_posteriors():
     seen = Posteriors(program, 2)
     for i, q in enumerate((one, far)):
         seen.see(i, program.guide_of(q))
-    kept = seen.tree()
+    kept = {k: torch.as_tensor(v) for k, v in seen.record().values.items()}
     expected = math.sqrt(sum(float((0.1**2 + scale**2).sum()) for _, scale in one.values()))
-    torch.testing.assert_close(kept["distance"], torch.tensor([[0.0, expected], [expected, 0.0]]), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        kept["distance"], torch.tensor([[0.0, expected], [expected, 0.0]]).double(), atol=1e-5, rtol=1e-5
+    )
     site = program.sites[0]
     loc, scale = far[site]
     torch.testing.assert_close(kept["width"][1, 0].double(), scale.median(), rtol=1e-5, atol=0)
@@ -244,7 +246,8 @@ def test_points_have_distances_and_no_width_and_other_guides_have_neither():
     program = build.program(guide="delta", prior="flat")
     seen = Posteriors(program, 1)
     seen.see(0, program.init(root(1)))
-    assert torch.isnan(seen.tree()["width"]).all() and seen.tree()["distance"].shape == (1, 1)
+    kept = seen.record().values
+    assert np.isnan(kept["width"]).all() and kept["distance"].shape == (1, 1)
 
 
 def test_at_most_200_clients_are_compared():
@@ -264,7 +267,7 @@ def test_an_evaluation_leaves_rows_posteriors_and_the_partition(tmp_path: Path):
     now = run.step()
     found = directory.load_record("rows-personal")
     assert found is not None
-    number, rows = found
+    number, rows = found[0], found[1].values
     assert number == 2 and rows["client"].tolist() == [0] * 4 + [1] * 4
     for i, name in enumerate(run.names):
         mine = rows["client"] == i
