@@ -19,7 +19,12 @@ from .metrics import Bins
 from .names import nearest
 from .store import RunDirectory
 
-_MODELS = ("personal", "global")
+_MODELS = ("personal", "global", "tempered", "balanced", "matched")
+_TITLES = {
+    "tempered": "personal models at the temperature of each client's validation rows, test rows of each client",
+    "balanced": "personal models, test rows that all clients share, each class weighing the same",
+    "matched": "personal models, test rows that all clients share, weighted to each client's own labels",
+}
 _BESIDE = ("nll", "brier", "ece")
 
 
@@ -96,7 +101,8 @@ def _table(frame: pd.DataFrame, model: str) -> RichTable | None:
     headline = next((h for h in ("accuracy", "rmse") if f"{model} {h}" in frame), None)
     if headline is None:
         return None
-    table = RichTable(title=f"{model} models, test rows of each client, means over clients", title_justify="left")
+    title = _TITLES.get(model, f"{model} models, test rows of each client")
+    table = RichTable(title=f"{title}, means over clients", title_justify="left")
     names = (
         "run",
         "method",

@@ -38,13 +38,29 @@ def answer(runs: Sequence[Recorded]) -> Section:
     section = Section("Answer")
     if len(runs) > 1:
         section.text += _best(runs)
-        section.tables.append(side_by_side(runs))
+        for of_classes in (True, False):
+            if alike := [r for r in runs if r.of_classes is of_classes and r.scored is not None]:
+                section.tables.append(side_by_side(alike))
         return section
     (run,) = runs
-    section.text.append(state(run))
-    if run.scored is not None:
-        section.text += [accuracy(run), calibration(run), failures(run)]
+    if run.scored is None:
+        section.text.append(state(run))
+    else:
+        section.text += [verdict(run), state(run), accuracy(run), calibration(run), failures(run)]
     return section
+
+
+def verdict(run: Recorded) -> str:
+    """All of it in one line."""
+    s = run.summary(run.headline)
+    show = percent if run.of_classes else (lambda v: "undefined" if v is None else f"{v:.3g}")
+    said = [f"{run.config['method']['name']}: {run.headline} {show(s.mean_over_clients)} on average over clients"]
+    if run.rows and run.of_classes:
+        points = 100 * float(run.rows["confidence"].mean() - run.rows["right"].mean())
+        said.append(f"{'over' if points > 0 else 'under'}-confident by {abs(points):.1f} points")
+    if s.worst_client is not None:
+        said.append(f"worst for {s.worst_client} ({show(s.worst)})")
+    return ", ".join(said) + "."
 
 
 def state(run: Recorded) -> str:
@@ -104,7 +120,7 @@ def calibration(run: Recorded) -> str:
     believed = "which chance alone can explain" if error.low == 0 else "more than chance can explain"
     p = run.pooled("ece")
     return (
-        f"It says {percent(float(sure.mean()))} and is right {percent(float(right.mean()))} of the time: "
+        f"It is {percent(float(sure.mean()))} sure on average and {percent(float(right.mean()))} of the time right: "
         f"{way} by {100 * abs(gap):.1f} points. The expected calibration error over all rows is {_number(p)} "
         f"({LEVEL:.0%} interval {error.low:.3f} to {error.high:.3f}), {believed}."
     )
@@ -149,7 +165,7 @@ def _best(runs: Sequence[Recorded]) -> list[str]:
     scored = [r for r in runs if r.scored is not None and r.summary(r.headline).mean_over_clients is not None]
     text = [state(r).replace("Method", f"{r.name}: method", 1) for r in runs if r.round < r.rounds]
     if not scored or len({r.headline for r in scored}) > 1:
-        return [*text, "These runs have no score in common: see the table."]
+        return [*text, "These runs have no score in common."]
     headline, up = scored[0].headline, scored[0].of_classes
     order = sorted(scored, key=lambda r: (r.summary(headline).mean_over_clients or 0.0) * (-1 if up else 1))
     show = percent if up else (lambda v: f"{v:.3g}")
@@ -176,8 +192,8 @@ def _best(runs: Sequence[Recorded]) -> list[str]:
 
 
 def side_by_side(runs: Sequence[Recorded]) -> Table:
-    """One line a run and model: means over clients at its last evaluation."""
-    of_classes = all(r.of_classes for r in runs)
+    """One line a run and model: means over clients at its last evaluation. All predict classes, or all numbers."""
+    of_classes = runs[0].of_classes
     scores = ("accuracy", "nll", "brier", "ece") if of_classes else ("rmse", "crps", "nll", "coverage_90")
     columns = ["run", "model", "method", "round", *(metrics.meaning(s).label for s in scores), "worst client"]
     lines = []
@@ -192,4 +208,7 @@ def side_by_side(runs: Sequence[Recorded]) -> Table:
             at = Cell(f"{run.scored} of {run.rounds}", run.scored)
             method = str(run.config["method"]["name"])
             lines.append([Cell(run.name, run.name), Cell(model, model), Cell(method, method), at, *cells, worst])
-    return Table("Means over clients, on test rows", columns, lines)
+    caption = "Means over clients, on their test rows"
+    if any(r.last(m, scores[0]) for r in runs for m in ("balanced", "matched")):
+        caption += "; balanced and matched: the clients’ own models on test rows that all clients share"
+    return Table(caption, columns, lines)

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from ..compare import Finished
+from ..evaluate import CLASSES
 from ..metrics import summary
 from ..metrics.clients import Summary
 from ..store import Record, RunDirectory
@@ -33,6 +34,10 @@ class Recorded:
     def read(cls, path: Path, name: str, *, prefix: str = "") -> Recorded:
         table = Finished.read(path)
         return cls(name, table, table.directory.committed()[0], prefix)
+
+    def say(self, text: str) -> str:
+        """A sentence or caption about this run, which it names where there are others."""
+        return f"{self.prefix}{text}" if self.prefix else text[:1].upper() + text[1:]
 
     @property
     def directory(self) -> RunDirectory:
@@ -56,9 +61,9 @@ class Recorded:
         return int(self.config["rounds"])
 
     @property
-    def command(self) -> str | None:
-        found = re.findall(r"^# command: (.+)$", self.text, re.MULTILINE)
-        return found[0] if found else None
+    def commands(self) -> str:
+        """The command that began the run, and those that went on with it, a line each."""
+        return "\n".join(re.findall(r"^# command: (.+)$", self.text, re.MULTILINE))
 
     @property
     def scored(self) -> int | None:
@@ -78,7 +83,8 @@ class Recorded:
 
     @cached_property
     def of_classes(self) -> bool:
-        return "rmse" not in {m.rpartition("/")[2] for m in self.metrics["metric"].unique()}
+        named = self.config.get("likelihood", {}).get("name")  # a model with its own likelihood names none
+        return named in CLASSES if named else not self.metrics["metric"].str.endswith("/rmse").any()
 
     def last(self, model: str, score: str) -> dict[str, float | None]:
         """Client -> value at the last evaluated round, without names in parentheses."""

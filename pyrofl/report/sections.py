@@ -19,6 +19,8 @@ from .parts import Cell, Picture, Section, Table
 from .read import Recorded, Rows
 
 _NOT_KEPT = "no predictions of single rows are kept (the run was not scored yet, or by an older version)"
+_NO_POSTERIORS = "no posteriors are kept (not scored yet, or a guide without a location and scale for each weight)."
+_NONE = 1e-9  # nats: the epistemic entropy of a point estimate, up to rounding
 _CLASSES_ONLY = "is for classes, and this run predicts numbers"
 _NUMBERS_ONLY = "is for numbers and counts, and this run predicts classes"
 
@@ -41,7 +43,7 @@ def clients(runs: Sequence[Recorded], figures: Figures) -> Section:
     section = Section("Clients")
     for run in runs:
         if run.scored is None:
-            section.missing.append(f"{run.prefix}no round was scored yet.")
+            section.missing.append(run.say("no round was scored yet."))
             continue
         section.tables.append(_of_classes(run) if run.of_classes else _of_numbers(run))
         known = {c: _triple(run, c) for c in run.clients}
@@ -49,10 +51,10 @@ def clients(runs: Sequence[Recorded], figures: Figures) -> Section:
             interval = f"{LEVEL:.0%} Clopper-Pearson"
             drawn = plots.caterpillar(known, "accuracy", interval=interval, pooled=run.pooled("accuracy"))
             section.pictures.append(
-                figures.picture(drawn, f"{run.prefix}accuracy of each client with {whose(run)}, the worst on top")
+                figures.picture(drawn, run.say(f"accuracy of each client with {whose(run)}, the worst on top"))
             )
-    if bad := {r.name: f for r in runs if (f := failing(r))}:
-        section.text += [f"Marked ▼ in {n}: clients whose accuracy is below the others’ beyond chance." for n in bad]
+    if any(failing(r) for r in runs):
+        section.text.append("Marked ▼: clients whose accuracy is below that of all rows, beyond chance.")
     return section
 
 
@@ -90,17 +92,18 @@ def _extra(run: Recorded) -> list[tuple[str, dict[str, float | None], bool]]:
     wanted = [
         ("balanced, shared rows", "balanced", "accuracy", True),
         ("matched, shared rows", "matched", "accuracy", True),
+        ("epistemic entropy", run.model, "entropy_epistemic", False),
         ("temperature", "tempered", "temperature", False),
         ("NLL at that temperature", "tempered", "nll", False),
         ("global model’s accuracy", "global" if run.model == "personal" else "", "accuracy", True),
     ]
     found = [(label, run.last(model, score), share) for label, model, score, share in wanted if model]
-    return [entry for entry in found if entry[1]]
+    return [entry for entry in found if any(v is not None and v > _NONE for v in entry[1].values())]
 
 
 def _of_classes(run: Recorded) -> Table:
     scores = {s: run.last(run.model, s) for s in ("accuracy", "balanced_accuracy", "brier", "ece", "auroc")}
-    epistemic, extra, bad = run.last(run.model, "entropy_epistemic"), _extra(run), failing(run)
+    extra, bad = _extra(run), failing(run)
     columns = ["client", "train rows", "test rows", "accuracy", "balanced accuracy", "NLL", "Brier", "ECE", "AUROC"]
     lines = []
     for i, c in enumerate(run.clients):
@@ -123,12 +126,11 @@ def _of_classes(run: Recorded) -> Table:
                 Cell.number(scores["brier"].get(c)),
                 Cell.number(scores["ece"].get(c), more=error),
                 Cell.number(scores["auroc"].get(c)),
-                Cell.number(epistemic.get(c)),
                 *(Cell.number(values.get(c), share=share) for _, values, share in extra),
             ]
         )
-    caption = f"{run.prefix}{whose(run)}; {LEVEL:.0%} intervals: accuracy Clopper-Pearson, NLL normal, ECE bootstrap"
-    return Table(caption, [*columns, "epistemic entropy", *(label for label, _, _ in extra)], lines)
+    caption = run.say(f"{whose(run)}; {LEVEL:.0%} intervals: accuracy Clopper-Pearson, NLL normal, ECE bootstrap")
+    return Table(caption, [*columns, *(label for label, _, _ in extra)], lines)
 
 
 def _of_numbers(run: Recorded) -> Table:
@@ -154,7 +156,7 @@ def _of_numbers(run: Recorded) -> Table:
                 Cell.number(found["coverage_90"].get(c), share=True, more=more),
             ]
         )
-    return Table(f"{run.prefix}{whose(run)}; {LEVEL:.0%} intervals in parentheses", columns, lines)
+    return Table(run.say(f"{whose(run)}; {LEVEL:.0%} intervals in parentheses"), columns, lines)
 
 
 def learning(runs: Sequence[Recorded], figures: Figures) -> Section:
@@ -181,23 +183,24 @@ def reliability(runs: Sequence[Recorded], figures: Figures) -> Section:
     section = Section("Reliability")
     for run in runs:
         if not run.of_classes:
-            section.missing.append(f"{run.prefix}a reliability diagram {_CLASSES_ONLY}.")
+            section.missing.append(run.say(f"a reliability diagram {_CLASSES_ONLY}."))
             continue
         if not run.rows:
-            section.missing.append(f"{run.prefix}{_NOT_KEPT}.")
+            section.missing.append(run.say(f"{_NOT_KEPT}."))
             continue
         sure, right = run.rows["confidence"], run.rows["right"]
         curve = metrics.isotonic(sure, right, rng=np.random.default_rng(0), level=LEVEL)
         section.text.append(
-            f"{run.prefix}of the Brier score of “the prediction is right”, recalibration would save "
-            f"{curve.miscalibration:.4f} (miscalibration), and confidence explains {curve.discrimination:.4f} "
-            "(discrimination)."
+            run.say(
+                f"recalibration would save {curve.miscalibration:.4f} of the Brier score of “the prediction is right” "
+                f"(miscalibration); confidence explains {curve.discrimination:.4f} of it (discrimination)."
+            )
         )
         drawn = plots.isotonic_curve(curve, sure)
-        caption = f"{run.prefix}share of right predictions against confidence, test rows of all clients, {whose(run)}"
+        caption = run.say(f"share of right predictions against confidence, test rows of all clients, {whose(run)}")
         section.pictures.append(figures.picture(drawn, caption))
         drawn = plots.selective_curve(sure, right)
-        section.pictures.append(figures.picture(drawn, f"{run.prefix}accuracy if the least sure rows are passed on"))
+        section.pictures.append(figures.picture(drawn, run.say("accuracy if the least sure rows are passed on")))
     return section
 
 
@@ -206,15 +209,15 @@ def intervals(runs: Sequence[Recorded], figures: Figures) -> Section:
     section = Section("Coverage and PIT")
     for run in runs:
         if run.of_classes:
-            section.missing.append(f"{run.prefix}coverage of intervals {_NUMBERS_ONLY}.")
+            section.missing.append(run.say(f"coverage of intervals {_NUMBERS_ONLY}."))
         elif not run.rows:
-            section.missing.append(f"{run.prefix}{_NOT_KEPT}.")
+            section.missing.append(run.say(f"{_NOT_KEPT}."))
         else:
             u = run.rows["pit"]
-            covered = figures.picture(plots.coverage_curve(u), f"{run.prefix}observations inside central intervals")
+            covered = figures.picture(plots.coverage_curve(u), run.say("observations inside central intervals"))
             heaps = figures.picture(
                 plots.pit_histogram(u),
-                f"{run.prefix}probability integral transform; a dome means too wide forecasts, a bowl too narrow ones",
+                run.say("probability integral transform; a dome means too wide forecasts, a bowl too narrow ones"),
             )
             section.pictures += [covered, heaps]
     return section
@@ -226,15 +229,17 @@ def selected(runs: Sequence[Recorded], figures: Figures) -> Section:
     for run in runs:
         chosen = choices(run.table)
         if chosen.empty:
-            section.missing.append(f"{run.prefix}method {run.config['method']['name']} selects nothing.")
+            method = run.config["method"]
+            why = "no round is done yet." if "optimizers" in method else f"method {method['name']} selects nothing."
+            section.missing.append(run.say(why))
             continue
         shares = chosen["choice"].value_counts(normalize=True)
         said = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-        section.text.append(f"{run.prefix}over clients and rounds {said}.")
+        section.text.append(run.say(f"over clients and rounds {said}."))
         drawn = plots.selected_optimizers(
             chosen, choices=run.config["method"]["optimizers"], clients=run.clients or None
         )
-        section.pictures.append(figures.picture(drawn, f"{run.prefix}what each client chose in each round"))
+        section.pictures.append(figures.picture(drawn, run.say("what each client chose in each round")))
     return section
 
 
@@ -245,21 +250,23 @@ def partition(runs: Sequence[Recorded], figures: Figures) -> Section:
     for run in runs:
         table = run.partition
         if table is None:
-            section.missing.append(f"{run.prefix}the partition is not recorded, an older version ran it.")
+            section.missing.append(run.say("the partition is not recorded, an older version ran it."))
             continue
         if any(table.equals(other) for other in drawn):
             continue
         drawn.append(table)
         train, test = table["train"], table["test"]
         section.text.append(
-            f"{run.prefix}{len(table)} clients, {train.sum()} training and {test.sum()} test rows; training rows a "
-            f"client from {train.min()} to {train.max()}, median {train.median():g}."
+            run.say(
+                f"{len(table)} clients, {train.sum()} training and {test.sum()} test rows; training rows a "
+                f"client from {train.min()} to {train.max()}, median {train.median():g}."
+            )
         )
         classes = list(table.columns[3:])
         if classes and len(table):
             counts = table[classes].to_numpy()
             figure = plots.partition(counts, names=list(table["client"]), classes=classes)
-            section.pictures.append(figures.picture(figure, f"{run.prefix}training rows of each class at each client"))
+            section.pictures.append(figures.picture(figure, run.say("training rows of each class at each client")))
     return section
 
 
@@ -269,23 +276,23 @@ def disagreement(runs: Sequence[Recorded], figures: Figures) -> Section:
     for run in runs:
         kept = run.posteriors.values
         if not kept:
-            section.missing.append(
-                f"{run.prefix}no posteriors are kept (not scored yet, or a guide without a location for each weight)."
-            )
+            section.missing.append(run.say(_NO_POSTERIORS))
             continue
         distance = np.asarray(kept["distance"])
         if len(distance) < 2 or not distance.max() > 0:
-            section.missing.append(f"{run.prefix}all clients predict with the same model.")
+            section.missing.append(run.say("all clients predict with the same model."))
             continue
         names = [run.clients[i] for i in kept["client"]]
         off = distance[~np.eye(len(distance), dtype=bool)]
         far = np.unravel_index(distance.argmax(), distance.shape)
         section.text.append(
-            f"{run.prefix}Wasserstein-2 distance between two clients’ weights {np.median(off):.3g} (median), at most "
-            f"{distance.max():.3g}, between {names[far[0]]} and {names[far[1]]}."
+            run.say(
+                f"Wasserstein-2 distance between two clients’ weights {np.median(off):.3g} (median), at most "
+                f"{distance.max():.3g}, between {names[far[0]]} and {names[far[1]]}."
+            )
         )
         drawn = plots.disagreement(distance, names=names)
-        section.pictures.append(figures.picture(drawn, f"{run.prefix}distances between clients’ posteriors"))
+        section.pictures.append(figures.picture(drawn, run.say("distances between clients’ posteriors")))
     return section
 
 
@@ -294,12 +301,15 @@ def layers(runs: Sequence[Recorded], figures: Figures) -> Section:
     section = Section("Posterior by layer")
     for run in runs:
         kept, notes = run.posteriors
-        if not kept or np.isnan(kept["width"]).all():
-            section.missing.append(f"{run.prefix}weights are point estimates, or their guide keeps no scale for each.")
+        if not kept:
+            section.missing.append(run.say(_NO_POSTERIORS))
+            continue
+        if np.isnan(kept["width"]).all():
+            section.missing.append(run.say("the weights are point estimates, which have no width."))
             continue
         drawn = plots.layers(kept["width"], kept["snr"], sites=notes["sites"].split("\n"))
         section.pictures.append(
-            figures.picture(drawn, f"{run.prefix}posterior scale and signal-to-noise ratio of each layer’s weights")
+            figures.picture(drawn, run.say("posterior scale and signal-to-noise ratio of each layer’s weights"))
         )
     return section
 
@@ -326,7 +336,7 @@ def communication(runs: Sequence[Recorded], figures: Figures) -> Section:
     for run in reported:
         last = _reported(run).groupby("metric")["value"].last()
         rows = [[Cell(n.replace("_", " "), n), Cell.number(float(v), 4)] for n, v in last.items()]
-        section.tables.append(Table(f"{run.prefix}the server’s own numbers, last round", ["number", "value"], rows))
+        section.tables.append(Table(run.say("the server’s own numbers, last round"), ["number", "value"], rows))
     return section
 
 
