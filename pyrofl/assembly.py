@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from . import config as conf
 from .bayesian import Bayesian, Prior
 from .config import Config, ConfigError, Evaluation, Table
-from .data import Data, Dataset, Federation
+from .data import Client, Data, Dataset, Federation
 from .datasets import DATASETS
 from .engines import choose
 from .federation import federate
@@ -269,9 +269,12 @@ def precise(federation: Federation, dtype: torch.dtype) -> Federation:
         y = data.y.to(dtype) if data.y.is_floating_point() else data.y
         return data._replace(x=data.x.to(dtype), y=y)
 
+    def cast_all(c: Client) -> Client:
+        return replace(c, train=cast(c.train), test=cast(c.test), valid=None if c.valid is None else cast(c.valid))
+
     return replace(
         federation,
-        clients=tuple(replace(c, train=cast(c.train), test=cast(c.test)) for c in federation.clients),
+        clients=tuple(map(cast_all, federation.clients)),
         common=None if federation.common is None else cast(federation.common),
         unlabelled=None if federation.unlabelled is None else federation.unlabelled.to(dtype),
         labelled=None if federation.labelled is None else cast(federation.labelled),

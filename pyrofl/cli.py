@@ -1,4 +1,4 @@
-"""The command line: pyrofl run | resume | compare | partition | shrink | list."""
+"""The command line: pyrofl run | resume | compare | report | partition | shrink | list."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from .partition import PARTITIONS
 from .plots import partition as plot_partition
 from .plots import save
 from .priors import PRIORS
+from .report import write_report
 from .run import Run, RunStopped
 from .store import RunDirectory
 from .suggest import choose as one_of
@@ -189,6 +190,17 @@ def compare(
 ) -> None:
     """One table of several runs: accuracy, NLL, Brier, ECE, bytes and seconds; and figures."""
     compare_runs(runs, out, console)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="run directories, finished or not")],
+    out: Annotated[
+        Path | None, typer.Option(help="the page; default: report.html in the run, or here for several")
+    ] = None,
+) -> None:
+    """One HTML page about a run, or several side by side: the answer, then the evidence."""
+    console.print(f"wrote {write_report(runs, out)}", soft_wrap=True)
 
 
 app.command()(shrink)

@@ -37,17 +37,30 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How the run is scored: `every` so many rounds with `draws` posterior draws, and at the end with `final_draws`."""
+    """How the run is scored: `every` so many rounds with `draws` posterior draws, and at the end with `final_draws`.
+
+    `balanced` and `matched` add every client's own model on test rows that all share (see `shared_rows`);
+    `temperature` adds it with a temperature fitted on the client's validation rows, which `data.validation` puts
+    aside.
+    """
 
     every: int = 5
     draws: int = 20
     final_draws: int = 100
     bins: int = 15
+    balanced: bool = False
+    matched: bool = False
+    temperature: bool = False
 
     def __post_init__(self) -> None:
         for name in ("every", "draws", "final_draws", "bins"):
             if getattr(self, name) < 1:
                 raise ValueError(f"evaluate.{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The scores on shared test rows that are asked for."""
+        return tuple(name for name in ("balanced", "matched") if getattr(self, name))
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,21 @@ class Dataset:
     notes: tuple[str, ...] = ()  # what loading changed (casts, dropped rows), to be said once
 
 
+class Scaling(NamedTuple):
+    """A client's own scaling of its features: (x - center) / spread."""
+
+    center: Tensor  # (F,) float64
+    spread: Tensor  # (F,) float64, positive
+
+    def apply(self, data: Data) -> Data:
+        """Rows as they came, in the client's scale."""
+        return data._replace(x=((data.x - self.center.to(data.x.device)) / self.spread.to(data.x.device)).to(data.x))
+
+    def undo(self, data: Data) -> Data:
+        """Rows in the client's scale, as they came."""
+        return data._replace(x=(data.x * self.spread.to(data.x.device) + self.center.to(data.x.device)).to(data.x))
+
+
 @dataclass(frozen=True)
 class Client:
     """One participant: its name and its own rows."""
@@ -169,6 +184,8 @@ class Client:
     name: str
     train: Data
     test: Data
+    valid: Data | None = None  # training rows put aside, of which no model learns
+    scaling: Scaling | None = None  # what was done to the features of all its rows
 
 
 @dataclass(frozen=True)

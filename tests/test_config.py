@@ -294,7 +294,8 @@ def test_the_resolved_file_says_every_default() -> None:
     config = made({k: v for k, v in small().items() if k not in ("evaluate", "seed", "engine", "rounds")}).config
     table = tomllib.loads(config.toml())
     assert table["seed"] == 0 and table["rounds"] == 10 and table["precision"] == "float32"
-    assert table["evaluate"] == {"every": 5, "draws": 20, "final_draws": 100, "bins": 15}
+    off = {"balanced": False, "matched": False, "temperature": False}
+    assert table["evaluate"] == {"every": 5, "draws": 20, "final_draws": 100, "bins": 15, **off}
     assert table["prior"] == {"name": "gaussian", "scale": 1.0, "gain": 1.0, "points": ["norm"]}
     assert table["guide"] == {"name": "normal", "init_scale": 0.05}
     assert table["likelihood"] == {"name": "bernoulli"}

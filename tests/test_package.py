@@ -125,8 +125,9 @@ LAYERS = (
         "federation",
         "datasets",
     },
-    {"evaluate", "run"},
+    {"posteriors", "evaluate", "shared_rows", "scoring", "run"},
     {"assembly", "catalogue", "console", "plots", "compare"},
+    {"report"},
 )
 OUTER = {"command", "figures"}  # of `empirical_bayes`: what people see; its estimators are called by methods
 
