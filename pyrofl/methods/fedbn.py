@@ -29,12 +29,12 @@ class FedBN(Partial):
     stays: ClassVar[str] = "the normalisation layers"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         try:
             self.program.names("norm")
         except ValueError as error:
             text = "fedbn keeps normalisation layers at the clients, and this network has none: use fedavg"
             raise ValueError(text) from error
+        super().__post_init__()
 
     @property
     def mine(self) -> frozenset[str]:

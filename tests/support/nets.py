@@ -16,21 +16,20 @@ class Dense(nn.Module):
         outputs: int,
         *,
         hidden: int = 4,
+        linear: bool = False,
         dropout: float = 0.0,
         batch_norm: bool = False,
-        linear: bool = False,
     ):
         super().__init__()
-        if linear:
-            self.body: nn.Module = nn.Flatten()
-            self.head = nn.Linear(math.prod(shape), outputs)
-            return
-        blocks: list[nn.Module] = [nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.Tanh()]
+        units = math.prod(shape) if linear else hidden
+        blocks: list[nn.Module] = [nn.Flatten()]
+        if not linear:
+            blocks += [nn.Linear(math.prod(shape), units), nn.Tanh()]
         if batch_norm:
-            blocks.append(nn.BatchNorm1d(hidden))
+            blocks.append(nn.BatchNorm1d(units))
         if dropout:
             blocks.append(nn.Dropout(dropout))
-        self.body, self.head = nn.Sequential(*blocks), nn.Linear(hidden, outputs)
+        self.body, self.head = nn.Sequential(*blocks), nn.Linear(units, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))
