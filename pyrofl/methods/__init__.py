@@ -1,6 +1,7 @@
 """The methods, by the name they have in a configuration."""
 
 from .adamix import AdaMix
+from .adaped import AdaPeD
 from .alone import Alone, Pooled
 from .ditto import Ditto
 from .fedamp import FedAMP
@@ -30,6 +31,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedamp": FedAMP,
     "fedfomo": FedFomo,
     "fedphp": FedPHP,
+    "adaped": AdaPeD,
     "fedmap": FedMAP,
     "npeb": NPEB,
     "vaneb": VANEB,
@@ -43,6 +45,7 @@ __all__ = [
     "NPEB",
     "VANEB",
     "AdaMix",
+    "AdaPeD",
     "Alone",
     "BayFL",
     "Ditto",

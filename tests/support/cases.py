@@ -92,6 +92,7 @@ CASES = [
     Case("fedamp", {"attention": "cosine"}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedfomo", {"normalise": "softmax", "models": 2}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedphp", {"softened": "both", "lam": 0.5}),
+    Case("adaped", {"first_psi": 0.2}, {"prior": "gaussian"}),
     Case("fedbn", {"finetune": True}, {"guide": "normal", "prior": "gaussian"}),
     Case("meta_bayfl", {"optimizers": MIXED, "every": "epoch"}),
     Case("meta_bayfl", {"restart": False, "train_on": "all", "score": "elbo"}),
