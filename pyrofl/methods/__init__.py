@@ -9,6 +9,7 @@ from .fedavg import BayFL, FedAvg
 from .fedbn import FedBN
 from .fedfomo import FedFomo
 from .fedmap import FedMAP
+from .fedmask import FedMask
 from .fedphp import FedPHP
 from .fedprox import FedProx
 from .mc_dropout import MCDropout
@@ -32,6 +33,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedfomo": FedFomo,
     "fedphp": FedPHP,
     "adaped": AdaPeD,
+    "fedmask": FedMask,
     "fedmap": FedMAP,
     "npeb": NPEB,
     "vaneb": VANEB,
@@ -54,6 +56,7 @@ __all__ = [
     "FedBN",
     "FedFomo",
     "FedMAP",
+    "FedMask",
     "FedPHP",
     "FedProx",
     "MCDropout",

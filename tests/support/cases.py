@@ -93,6 +93,7 @@ CASES = [
     Case("fedfomo", {"normalise": "softmax", "models": 2}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedphp", {"softened": "both", "lam": 0.5}),
     Case("adaped", {"first_psi": 0.2}, {"prior": "gaussian"}),
+    Case("fedmask", {"through": "identity", "keep": 1.0, "tau": 0.7}),
     Case("fedbn", {"finetune": True}, {"guide": "normal", "prior": "gaussian"}),
     Case("meta_bayfl", {"optimizers": MIXED, "every": "epoch"}),
     Case("meta_bayfl", {"restart": False, "train_on": "all", "score": "elbo"}),
