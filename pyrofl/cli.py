@@ -204,7 +204,7 @@ _REGISTRIES: dict[str, Mapping[str, Any]] = {
     "engines": {"auto": choose, "sequential": Sequential, "vectorised": Vectorised},
 }
 _GIVEN = {  # arguments that a run fills in: no keys of a configuration
-    "methods": ("program", "rounds", "clients", "seed"),
+    "methods": ("program", "rounds", "clients", "seed", "participation"),
     "guides": ("model", "init_loc_fn", "create_plates"),
     "datasets": ("root", "progress"),
     "partitions": ("y", "clients", "rng", "site"),

@@ -107,7 +107,8 @@ def test_arguments_without_effect_do_not_exist(method: str, key: str) -> None:
 
 def test_every_argument_of_every_method_is_a_key() -> None:
     for name, kind in METHODS.items():
-        known = {f.name for f in dataclasses.fields(kind) if f.init} - {"program", "rounds", "clients", "seed"}
+        given = {"program", "rounds", "clients", "seed", "participation"}
+        known = {f.name for f in dataclasses.fields(kind) if f.init} - given
         resolved = made(small_of(name)).config.method
         assert resolved.keys() == known | {"name"}, name
 
