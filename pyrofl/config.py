@@ -214,8 +214,8 @@ def signature(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 def arguments(target: Callable[..., Any], table: Table, *, where: str, given: Mapping[str, Any] | None = None) -> Table:
     """Keyword arguments for `target` from a table: unknown keys refused, types checked; `given` fills what it asks for.
 
-    `given` holds what the run itself knows (shape, clients, rounds, seed): passed where the signature has the name, and
-    never a key of the table.
+    `given` holds what the run itself knows (shape, clients, rounds, seed and more): passed where the signature has the
+    name, and never a key of the table.
     """
     given = given or {}
     parameters = signature(target)

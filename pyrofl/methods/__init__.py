@@ -1,6 +1,7 @@
 """The methods, by the name they have in a configuration."""
 
 from .adamix import AdaMix
+from .adaped import AdaPeD
 from .alone import Alone, Pooled
 from .beta_predbayes import BetaPredBayes
 from .ditto import Ditto
@@ -14,6 +15,7 @@ from .fedmap import FedMAP
 from .fedopt import FedAdam, FedAvgM, FedYogi
 from .fedpa import FedPA
 from .fedper import FedPer
+from .fedmask import FedMask
 from .fedphp import FedPHP
 from .fedprox import FedProx
 from .fedrep import FedRep
@@ -53,6 +55,8 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedamp": FedAMP,
     "fedfomo": FedFomo,
     "fedphp": FedPHP,
+    "adaped": AdaPeD,
+    "fedmask": FedMask,
     "fedmap": FedMAP,
     "pvi": PVI,
     "fedpa": FedPA,
@@ -74,6 +78,7 @@ __all__ = [
     "VANEB",
     "VANEBFT",
     "AdaMix",
+    "AdaPeD",
     "Alone",
     "BayFL",
     "BetaPredBayes",
@@ -88,6 +93,7 @@ __all__ = [
     "FedFomo",
     "FedMAP",
     "FedPA",
+    "FedMask",
     "FedPHP",
     "FedPer",
     "FedProx",

@@ -109,6 +109,8 @@ CASES = [
     Case("fedamp", {"attention": "cosine"}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedfomo", {"normalise": "softmax", "models": 2}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedphp", {"softened": "both", "lam": 0.5}),
+    Case("adaped", {"first_psi": 0.2}, {"prior": "gaussian"}),
+    Case("fedmask", {"through": "identity", "keep": 1.0, "tau": 0.7}),
     Case("fedbn", {"finetune": True}, {"guide": "normal", "prior": "gaussian"}),
     Case("scaffold", {"option": "I", "server_rate": 0.5}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedyogi", network={"guide": "normal", "prior": "gaussian"}),
