@@ -108,7 +108,7 @@ LAYERS = (
     {"names", "suggest", "version", "tree", "random"},
     {"data", "plain", "optim", "likelihoods", "guides", "handlers", "meanfield", "bayesian", "fastpath", "program"},
     {"together"},
-    {"fit", "method", "priors", "estimate", "empirical_bayes"},
+    {"fit", "method", "priors", "curvature", "estimate", "empirical_bayes"},
     {"methods"},
     {
         "engines",

@@ -4,6 +4,7 @@ from .adamix import AdaMix
 from .alone import Alone, Pooled
 from .fedavg import BayFL, FedAvg
 from .fedbn import FedBN
+from .fedep import FedEP
 from .fedmap import FedMAP
 from .fedpa import FedPA
 from .fedprox import FedProx
@@ -23,6 +24,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedbn": FedBN,
     "fedmap": FedMAP,
     "pvi": PVI,
+    "fedep": FedEP,
     "fedpa": FedPA,
     "pfedbayes": PFedBayes,
     "npeb": NPEB,
@@ -42,6 +44,7 @@ __all__ = [
     "BayFL",
     "FedAvg",
     "FedBN",
+    "FedEP",
     "FedMAP",
     "FedPA",
     "FedProx",

@@ -12,7 +12,7 @@ from ..data import Data
 from ..meanfield import Posterior, moments, natural, shortened
 from ..method import Cohort, Reply
 from ..random import root
-from ..tree import Tree, add, mean, only, pack, part, scale, sub, without, zeros
+from ..tree import Tree, add, mean, only, pack, part, scale, sub, where, without, zeros
 from .fedavg import FedAvg, Pooling
 
 FLOOR = 1e-3  # of the prior's precision: what a cavity, and the posterior, have at least
@@ -76,7 +76,8 @@ class PVI(FedAvg):
         return only(server, self.program.theta0)
 
     def message(self, down: Tree) -> Tree:
-        return {**without(down, self.program.posterior_names), **pack(factor=zeros(natural(self.start)))}
+        points = without(super().message(down), self.program.posterior_names)
+        return {**points, **pack(factor=zeros(natural(self.start)))}
 
     def join(self, down: Tree) -> Tree:
         return {
@@ -114,7 +115,8 @@ class PVI(FedAvg):
         return {**server, **rest, **p.guide_of(moments(q, dtype)), **pack(q=q)}
 
     def personal(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Tree:
+        q = only(down, self.program.theta0)
         if not self.finetune:
-            return only(down, self.program.theta0)
+            return q
         reply = self.local(down, own, data, key)
-        return only({**reply.up, **reply.own}, self.program.theta0)
+        return where(data.n > 0, only({**reply.up, **reply.own}, q), q)
