@@ -12,6 +12,7 @@ from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
 from .npeb import NPEB
 from .pfedbayes import PFedBayes
+from .pfedbl import PFedBL
 from .pvi import PVI
 from .vaneb import VANEB
 
@@ -27,6 +28,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedep": FedEP,
     "fedpa": FedPA,
     "pfedbayes": PFedBayes,
+    "pfedbl": PFedBL,
     "npeb": NPEB,
     "vaneb": VANEB,
     "adamix": AdaMix,
@@ -50,6 +52,7 @@ __all__ = [
     "FedProx",
     "MCDropout",
     "MetaBayFL",
+    "PFedBL",
     "PFedBayes",
     "Pooled",
 ]

@@ -63,6 +63,7 @@ def program(
     prior: str = "gaussian",
     batch_norm: bool = False,
     dropout: float = 0.0,
+    points: tuple[str, ...] = ("norm",),
     dtype: torch.dtype = torch.float64,
     **options: float,
 ) -> Program:
@@ -71,4 +72,4 @@ def program(
         torch.random.manual_seed(0)
         net = Net(batch_norm=batch_norm, dropout=dropout).to(dtype)
     x, y, _ = rows(2, dtype=dtype)
-    return Program(Bayesian(net, PRIORS[prior]()), x, y, guide=GUIDES[guide], **options)
+    return Program(Bayesian(net, PRIORS[prior](), points=points), x, y, guide=GUIDES[guide], **options)

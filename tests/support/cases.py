@@ -28,7 +28,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "fedpa": {"epochs": 3},
 }
 # methods that keep what they send under the same name, by their paper: it is kept, not kept back
-KEEPS_WHAT_IT_SENDS = frozenset({"fedmap", "pvi", "fedep"})
+KEEPS_WHAT_IT_SENDS = frozenset({"fedmap", "pfedbl", "pvi", "fedep"})
 
 
 @dataclass(frozen=True)
@@ -97,5 +97,6 @@ CASES = [
     Case("pvi", {"damping": 1.0, "finetune": True}),
     Case("pfedbayes", {"inner": 1, "optimizer": Adam(1e-3), "zeta": 10.0, "server_rate": 0.5, "finetune": True}),
     Case("fedep", {"stateless": True, "damping": 0.5, "finetune": True}),
+    Case("pfedbl", {"finetune": True}, {"points": ("norm", "body")}),
     Case("fedpa", {"warmup": 1, "rho": 1.0, "finetune": True}),
 ]
