@@ -7,6 +7,7 @@ from .fedbn import FedBN
 from .fedep import FedEP
 from .fedmap import FedMAP
 from .fedpa import FedPA
+from .fedpop import FedPop
 from .fedprox import FedProx
 from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
@@ -27,6 +28,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "pvi": PVI,
     "fedep": FedEP,
     "fedpa": FedPA,
+    "fedpop": FedPop,
     "pfedbayes": PFedBayes,
     "pfedbl": PFedBL,
     "npeb": NPEB,
@@ -49,6 +51,7 @@ __all__ = [
     "FedEP",
     "FedMAP",
     "FedPA",
+    "FedPop",
     "FedProx",
     "MCDropout",
     "MetaBayFL",

@@ -98,5 +98,6 @@ CASES = [
     Case("pfedbayes", {"inner": 1, "optimizer": Adam(1e-3), "zeta": 10.0, "server_rate": 0.5, "finetune": True}),
     Case("fedep", {"stateless": True, "damping": 0.5, "finetune": True}),
     Case("pfedbl", {"finetune": True}, {"points": ("norm", "body")}),
+    Case("fedpop", {"samples": 2, "prior_rate": 1.0}),
     Case("fedpa", {"warmup": 1, "rho": 1.0, "finetune": True}),
 ]
