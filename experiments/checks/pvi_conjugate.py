@@ -1,6 +1,6 @@
 """How far are federated posteriors from the exact one, where that has a formula?
 
-    python -m experiments.checks.pvi_conjugate [--rounds 8] [--out experiments/checks/results]     (two minutes of one core)
+    python -m experiments.checks.pvi_conjugate [--rounds 8] [--out experiments/checks/results]  (two minutes of a core)
 
 Linear regression with known noise and a Gaussian prior on four clients of 6 to 48 rows. In each client's rows the
 columns are orthogonal, so that every posterior is a product of Normals, and nothing is lost by that family. The rows of

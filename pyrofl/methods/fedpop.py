@@ -107,7 +107,7 @@ class FedPop(FedAvg):
             total = {name: theta[f"gradient/{name}"] + share.to(d.dtype) * d for name, d in g.items()}
             return pack(chain=drawn, gradient=total)
 
-        begin = {**down, **{k: z[-1] for k, z in chain.items()}}
+        begin = {**down, **{k: chain[k][-1] for k in mu}}  # in the order of the server, which files do not keep
         noisy = SGLD(self.optimizer.lr, temperature=1 / data.n.clamp_min(1).double(), key=fold(key, "langevin"))
         kept = pack(chain=chain, gradient=zeros(shared))
         theta, info = self.fit(f, begin, data, key, optimizer=noisy, names=self.mine, after=keep, kept=kept)

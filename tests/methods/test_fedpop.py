@@ -62,13 +62,13 @@ def mixed(**arguments: Any) -> tuple[FedPop, Tree]:
 
 
 def test_the_chain_draws_from_the_exact_conditional_of_a_mixed_model() -> None:
-    """64 chains of 100 steps, the last 40 kept. Full batches, so the chain's own stationary law is known: an
+    """64 chains of 60 steps, the last 25 kept. Full batches, so the chain's own stationary law is known: an
     eigenvalue e of the precision per row has variance 1 / (n e (1 - RATE e / 2))."""
-    method, down = mixed(samples=40, epochs=100)
+    method, down = mixed(samples=25, epochs=60)
     data, own = rows(), method.join(down)
     keys = fold(root(1), torch.arange(64))
     chains = part(vmap(lambda k: method.local(down, own, data, k).own)(keys), "chain")
-    z = torch.cat([c.reshape(64 * 40, 1) for c in chains.values()], 1)
+    z = torch.cat([c.reshape(64 * 25, 1) for c in chains.values()], 1)
     order = ["weight" in name for name in chains]
     X = np.column_stack([rows().x[:, 0].numpy() if w else np.ones(N) for w in order])
     mu, v = (np.array([a if w else b for w in order]) for a, b in ((0.5, -1.0), (0.3, 2.0)))
