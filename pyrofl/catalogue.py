@@ -12,7 +12,15 @@ from .config import defaults
 from .methods.fedavg import FedAvg
 from .optim import Optimizer, render
 
-GIVEN = ("program", "rounds", "clients", "participation", "seed", "unlabelled", "labelled")  # fields that a run fills in: no keys
+GIVEN = (
+    "program",
+    "rounds",
+    "clients",
+    "participation",
+    "seed",
+    "unlabelled",
+    "labelled",
+)  # fields that a run fills in: no keys
 _FAMILIES = {"other": "any other autoguide"}
 _HEAD = """\
 # Methods

@@ -109,7 +109,7 @@ LAYERS = (
     {"masks"},
     {"data", "plain", "optim", "likelihoods", "guides", "handlers", "meanfield", "bayesian", "fastpath", "program"},
     {"together"},
-    {"fit", "method", "priors", "estimate", "empirical_bayes"},
+    {"fit", "method", "priors", "curvature", "estimate", "empirical_bayes"},
     {"committee", "distill", "langevin"},
     {"methods"},
     {

@@ -12,9 +12,7 @@ class NormalisedMLP(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], outputs: int, *, hidden: int = 100):
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.BatchNorm1d(hidden), nn.ReLU()
-        )
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.BatchNorm1d(hidden), nn.ReLU())
         self.head = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:

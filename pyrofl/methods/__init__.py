@@ -10,13 +10,15 @@ from .fedavg import BayFL, FedAvg
 from .fedbabu import FedBABU
 from .fedbe import FedBE
 from .fedbn import FedBN
+from .fedep import FedEP
 from .fedfomo import FedFomo
 from .fedmap import FedMAP
+from .fedmask import FedMask
 from .fedopt import FedAdam, FedAvgM, FedYogi
 from .fedpa import FedPA
 from .fedper import FedPer
-from .fedmask import FedMask
 from .fedphp import FedPHP
+from .fedpop import FedPop
 from .fedprox import FedProx
 from .fedrep import FedRep
 from .lg_fedavg import LGFedAvg
@@ -25,6 +27,7 @@ from .meta_bayfl import MetaBayFL
 from .npeb import NPEB
 from .per_fedavg import PerFedAvg
 from .pfedbayes import PFedBayes
+from .pfedbl import PFedBL
 from .pfedme import PFedMe
 from .pvi import PVI
 from .scaffold import SCAFFOLD
@@ -59,8 +62,11 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedmask": FedMask,
     "fedmap": FedMAP,
     "pvi": PVI,
+    "fedep": FedEP,
     "fedpa": FedPA,
+    "fedpop": FedPop,
     "pfedbayes": PFedBayes,
+    "pfedbl": PFedBL,
     "npeb": NPEB,
     "vaneb": VANEB,
     "vaneb_head": VANEBHead,
@@ -90,18 +96,21 @@ __all__ = [
     "FedBABU",
     "FedBE",
     "FedBN",
+    "FedEP",
     "FedFomo",
     "FedMAP",
-    "FedPA",
     "FedMask",
+    "FedPA",
     "FedPHP",
     "FedPer",
+    "FedPop",
     "FedProx",
     "FedRep",
     "FedYogi",
     "LGFedAvg",
     "MCDropout",
     "MetaBayFL",
+    "PFedBL",
     "PFedBayes",
     "PFedMe",
     "PerFedAvg",

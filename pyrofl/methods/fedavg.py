@@ -171,7 +171,14 @@ class FedAvg:
         )
 
     def fit_under(
-        self, prior: Posterior, theta: Tree, data: Data, key: Tensor, *, rows: Tensor | None = None
+        self,
+        prior: Posterior,
+        theta: Tree,
+        data: Data,
+        key: Tensor,
+        *,
+        rows: Tensor | None = None,
+        names: frozenset[str] | None = None,
     ) -> tuple[Tree, Tree]:
         """`fit` of mean -log p(y | x, w) + beta KL(q || prior) / rows, under a prior N(m, s^2) that came in a message.
 
@@ -188,7 +195,7 @@ class FedAvg:
             return p.parts(at(u), batch._replace(n=n.to(batch.n.dtype)), k, p.as_prior(prior))
 
         begin = {**theta, **{k: centre[k] + (theta[k] - centre[k]) / a[k] for k in a}}
-        u, info = self.fit(penalised, begin, data, key)
+        u, info = self.fit(penalised, begin, data, key, names=names)
         return p.refresh(at(u), data), info
 
 

@@ -12,7 +12,7 @@ from ..data import Data
 from ..meanfield import Posterior, moments, natural, shortened
 from ..method import Cohort, Reply
 from ..random import root
-from ..tree import Tree, add, mean, only, pack, part, scale, sub, without, zeros
+from ..tree import Tree, add, mean, only, pack, part, scale, sub, where, without, zeros
 from .fedavg import FedAvg, Pooling
 
 FLOOR = 1e-3  # of the prior's precision: what a cavity, and the posterior, have at least
@@ -27,7 +27,8 @@ class PVI(FedAvg):
     natural parameters, in float64, so that q is p prod_k t_k after every round. One client is variational inference.
 
     `together` clients at most take part in a round, all of them if it is not given. `damping` is 1 / together if not
-    given: q then is the geometric mean of the q_k. One client at a time: `together = 1` and `cohort = { clients = 1 }`.
+    given: q then is the geometric mean of the q_k. Larger values can diverge where local fits stop early. One client at a
+    time: `together = 1` and `cohort = { clients = 1 }`.
 
     A cavity, or a q, of a precision that is not positive is no density. Where q / t_k would have less than a thousandth
     of the prior's precision in some coordinate, a smaller power of t_k is divided out of it; where q would have less if
@@ -76,7 +77,8 @@ class PVI(FedAvg):
         return only(server, self.program.theta0)
 
     def message(self, down: Tree) -> Tree:
-        return {**without(down, self.program.posterior_names), **pack(factor=zeros(natural(self.start)))}
+        points = without(super().message(down), self.program.posterior_names)
+        return {**points, **pack(factor=zeros(natural(self.start)))}
 
     def join(self, down: Tree) -> Tree:
         return {
@@ -114,7 +116,8 @@ class PVI(FedAvg):
         return {**server, **rest, **p.guide_of(moments(q, dtype)), **pack(q=q)}
 
     def personal(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Tree:
+        q = only(down, self.program.theta0)
         if not self.finetune:
-            return only(down, self.program.theta0)
+            return q
         reply = self.local(down, own, data, key)
-        return only({**reply.up, **reply.own}, self.program.theta0)
+        return where(data.n > 0, only({**reply.up, **reply.own}, q), q)

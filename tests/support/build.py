@@ -67,6 +67,7 @@ def program(
     linear: bool = False,
     batch_norm: bool = False,
     dropout: float = 0.0,
+    points: tuple[str, ...] = ("norm",),
     dtype: torch.dtype = torch.float64,
     **options: float,
 ) -> Program:
@@ -75,6 +76,5 @@ def program(
         torch.random.manual_seed(0)
         net = Net(linear=linear, batch_norm=batch_norm, dropout=dropout).to(dtype)
     x, y, _ = rows(2, dtype=dtype)
-    return Program(
-        Bayesian(net, PRIORS[prior]()), x, y, guide=GUIDES[guide] if isinstance(guide, str) else guide, **options
-    )
+    kind = GUIDES[guide] if isinstance(guide, str) else guide
+    return Program(Bayesian(net, PRIORS[prior](), points=points), x, y, guide=kind, **options)

@@ -35,7 +35,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {  # arguments that make a method qu
     "fedpa": {"epochs": 3},
 }
 # methods that keep, under the same names, what they sent, by their paper: the model, its factor, or a change
-KEEPS_WHAT_IT_SENDS = frozenset({"fedamp", "fedfomo", "fedmap", "fedphp", "pvi", "scaffold", "vaneb_head"})
+KEEPS_WHAT_IT_SENDS = frozenset(
+    {"fedamp", "fedep", "fedfomo", "fedmap", "fedphp", "pfedbl", "pvi", "scaffold", "vaneb_head"}
+)
 
 
 @dataclass(frozen=True)
@@ -120,5 +122,8 @@ CASES = [
     Case("meta_bayfl", {"restart": False, "train_on": "all", "score": "elbo"}),
     Case("pvi", {"damping": 1.0, "finetune": True}),
     Case("pfedbayes", {"inner": 1, "optimizer": Adam(1e-3), "zeta": 10.0, "server_rate": 0.5, "finetune": True}),
+    Case("fedep", {"stateless": True, "damping": 0.5, "finetune": True}),
+    Case("pfedbl", {"finetune": True}, {"points": ("norm", "body")}),
+    Case("fedpop", {"samples": 2, "prior_rate": 1.0}),
     Case("fedpa", {"warmup": 1, "rho": 1.0, "finetune": True}),
 ]

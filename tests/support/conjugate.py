@@ -11,6 +11,7 @@ from torch import nn
 from pyrofl.bayesian import Bayesian
 from pyrofl.data import Client, Data, Federation
 from pyrofl.guides import GUIDES
+from pyrofl.likelihoods import Bernoulli
 from pyrofl.likelihoods import Gaussian as Noise
 from pyrofl.priors import Flat, Gaussian
 from pyrofl.program import Program
@@ -46,3 +47,10 @@ def posterior(clients: Sequence[Client]) -> tuple[float, float]:
     h, J = (sum(part) for part in zip(*(likelihood(c.train) for c in clients), strict=True))
     J += TAU**-2
     return h / J, J**-0.5
+
+
+def logistic() -> Program:
+    """One weight on one input, and a label: not conjugate."""
+    x = torch.ones(2, 1, dtype=torch.float64)
+    net = nn.Sequential(nn.Linear(1, 1, bias=False)).double()
+    return Program(Bayesian(net, Gaussian(TAU), Bernoulli()), x, x[:, 0], guide=GUIDES["normal"])
