@@ -11,6 +11,7 @@ from .fedprox import FedProx
 from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
 from .npeb import NPEB
+from .pfnm import PFNM
 from .vaneb import VANEB
 from .vaneb_ft import VANEBFT
 from .vaneb_head import VANEBHead
@@ -25,6 +26,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedbe": FedBE,
     "fedbn": FedBN,
     "fedmap": FedMAP,
+    "pfnm": PFNM,
     "npeb": NPEB,
     "vaneb": VANEB,
     "vaneb_head": VANEBHead,
@@ -37,6 +39,7 @@ METHODS: dict[str, type[FedAvg]] = {
 __all__ = [
     "METHODS",
     "NPEB",
+    "PFNM",
     "VANEB",
     "VANEBFT",
     "AdaMix",
