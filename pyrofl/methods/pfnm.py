@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from ..method import Cohort, Reply
 from ..random import fold, generator, root
 from ..tree import Tree, mean, only, unstack, without
 from .fedavg import FedAvg, Pooling
+from .hidden_units import HiddenUnits
 
 UNITS = "report/units"  # of the matched network that are in use
 
@@ -56,91 +56,51 @@ class PFNM(FedAvg):
             raise ValueError(f"method.sweeps must be at least 1, got {self.sweeps}")
         if not self.program.point_mass:
             raise ValueError("pfnm matches points: use guide = 'delta'")
-        self._check_network()
-        if not 1 <= self.width <= self.capacity:
-            raise ValueError(f"method.units must be from 1 to the network's {self.capacity} units, got {self.units}")
-
-    def _check_network(self) -> None:
-        p = self.program
-        shapes = {k: p.theta0[k].dim() for k in p.theta0}
-        body = sorted(shapes[k] for k in shapes if p.path(k).startswith("net.body."))
-        head = sorted(shapes[k] for k in shapes if p.path(k).startswith("net.head."))
-        if not body == head == [1, 2] or len(shapes) != 4:
-            raise ValueError(
-                "pfnm matches the units of one hidden layer that is fully connected, and this network is another: "
-                f"it has {len(shapes)} tensors, not a weight and a bias in .body and in .head; use for example "
-                "models.mlp:MLP with layers = 1"
-            )
-        nothing = {k: torch.zeros_like(v) for k, v in p.theta0.items()}
-        if bool(p.features(nothing, p.example).any()):
+        room = self.hidden.capacity
+        if not self.hidden.zero_is_idle(self.program):
             raise ValueError("pfnm needs a hidden unit without weights to give 0: use for example ReLU or Tanh")
-
-    # ------------------------------------------------------------------ units as vectors
-
-    @property
-    def names(self) -> tuple[str, str, str, str]:
-        """Names in the tree of hidden weight (H, D), hidden bias (H,), output weight (K, H) and output bias (K,)."""
-        p = self.program
-        found = {(p.path(k).split(".")[1], v.dim()): k for k, v in p.theta0.items()}
-        return found["body", 2], found["body", 1], found["head", 2], found["head", 1]
+        if not 1 <= self.width <= room:
+            raise ValueError(f"method.units must be from 1 to the network's {room} units, got {self.units}")
 
     @property
-    def capacity(self) -> int:
-        return len(self.program.theta0[self.names[1]])
+    def hidden(self) -> HiddenUnits:
+        return HiddenUnits(self.program)
 
     @property
     def width(self) -> int:
-        return (self.capacity + 1) // 2 if self.units is None else self.units
-
-    def vectors(self, theta: Tree) -> Tensor:
-        """(H, D + 1 + K): incoming weights, bias and outgoing weights of each unit."""
-        weight, bias, out, _ = self.names
-        return torch.cat([theta[weight], theta[bias].unsqueeze(1), theta[out].T], 1)
-
-    def network(self, vectors: Tensor) -> Tree:
-        """The units' tensors from their vectors, zero beyond the last."""
-        like = self.program.theta0
-        weight, bias, out, _ = self.names
-        full = torch.zeros_like(self.vectors(like))
-        full = torch.cat([vectors.to(full), full[len(vectors) :]])
-        D = like[weight].shape[1]
-        return {weight: full[:, :D], bias: full[:, D], out: full[:, D + 1 :].T}
-
-    def narrow(self, theta: Tree) -> Tree:
-        """The network with the first `units` units of `theta`."""
-        return {**theta, **{k: v.clone() for k, v in self.network(self.vectors(theta)[: self.width]).items()}}
-
-    # ------------------------------------------------------------------ hooks
+        """Hidden units of a client's network."""
+        return (self.hidden.capacity + 1) // 2 if self.units is None else self.units
 
     def init(self, key: Tensor) -> Tree:
-        theta = self.narrow(super().init(key))
+        theta = self.hidden.narrow(super().init(key), self.width)
         return {**theta, UNITS: next(iter(theta.values())).new_tensor(float(self.width))}
 
     def down(self, server: Tree, client: int) -> Tree:
         return {**without(server, [UNITS]), "client": torch.tensor(client, device=server[UNITS].device)}
 
     def join(self, down: Tree) -> Tree:
-        return self.narrow(self.program.init(fold(root(self.seed), "pfnm", int(down["client"]))))
+        theta = self.program.init(fold(root(self.seed), "pfnm", int(down["client"])))
+        return self.hidden.narrow(theta, self.width)
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
         y, info = self.fit(self.program.parts, own, data, key)
-        y = self.narrow(y)
+        y = self.hidden.narrow(y, self.width)
         return Reply(y, y, info)
 
     def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
-        clients = [self.vectors(unstack(ups, k))[: self.width] for k in range(len(cohort.ids))]
+        hidden = self.hidden
+        clients = [hidden.vectors(unstack(ups, k))[: self.width] for k in range(len(cohort.ids))]
         found = match(
             [v.double().cpu().numpy() for v in clients],
             generator(cohort.key),
             noise=self.noise,
             spread=self.spread,
             gamma=self.gamma,
-            most=self.capacity,
+            most=hidden.capacity,
             sweeps=self.sweeps,
         )
-        bias = mean(only(ups, self.names[3:]), self.shares(cohort))
-        units = self.network(torch.from_numpy(np.ascontiguousarray(found.atoms)))
-        units = {k: v.contiguous() for k, v in units.items()}
+        bias = mean(only(ups, hidden.names[3:]), self.shares(cohort))
+        units = hidden.network(torch.from_numpy(found.atoms).to(clients[0]))
         return {**server, **units, **bias, UNITS: server[UNITS].new_tensor(float(len(found.atoms)))}
 
     def personal(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Tree:

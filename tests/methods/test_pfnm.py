@@ -44,14 +44,18 @@ def program() -> Program:
     return lifted(Net(6))
 
 
+def narrowed(method: PFNM, key: torch.Tensor) -> Tree:
+    return method.hidden.narrow(method.program.init(key), method.width)
+
+
 def permuted(method: PFNM, theta: Tree, order: list[int]) -> Tree:
-    v = method.vectors(theta)
-    return {**theta, **method.network(torch.cat([v[order], v[len(order) :]]))}
+    v = method.hidden.vectors(theta)
+    return {**theta, **method.hidden.network(torch.cat([v[order], v[len(order) :]]))}
 
 
 def test_permuted_copies_of_one_network_are_matched_back_to_it(program: Program) -> None:
     method = PFNM(program, units=3, noise=1e-4, spread=100.0)
-    theta = method.narrow(program.init(root(3)))
+    theta = narrowed(method, root(3))
     ups = stack([permuted(method, theta, order) for order in ([0, 1, 2], [2, 0, 1], [1, 0, 2])])
     cohort = Cohort(torch.arange(3), torch.tensor([9, 5, 7]), root(5), 1)
     new = method.aggregate(method.init(root(1)), ups, cohort)
@@ -63,7 +67,7 @@ def test_permuted_copies_of_one_network_are_matched_back_to_it(program: Program)
 
 def test_the_matched_network_may_be_wider_and_never_wider_than_its_room(program: Program) -> None:
     method = PFNM(program, units=2, noise=1e-6, spread=1.0)
-    ups = stack([method.narrow(program.init(root(s))) for s in (1, 2, 3, 4)])
+    ups = stack([narrowed(method, root(s)) for s in (1, 2, 3, 4)])
     cohort = Cohort(torch.arange(4), torch.tensor([9, 5, 7, 7]), root(5), 1)
     new = method.aggregate(method.init(root(1)), ups, cohort)
     assert float(new["report/units"]) == 6, "four times two unlike units, in a network of six"
@@ -71,7 +75,7 @@ def test_the_matched_network_may_be_wider_and_never_wider_than_its_room(program:
         method.init(root(1)), {k: v[:2] for k, v in ups.items()}, Cohort(cohort.ids[:2], cohort.n[:2], root(5), 1)
     )
     assert float(two["report/units"]) == 4
-    vectors = method.vectors(two)
+    vectors = method.hidden.vectors(two)
     assert (vectors[:4] != 0).all() and (vectors[4:] == 0).all()
 
 
@@ -81,24 +85,26 @@ def test_a_network_with_units_at_zero_trains_as_a_narrower_one(program: Program)
     small = FedAvg(narrow, Adam(0.05), epochs=5, size=4)
     own = method.join(method.down(method.init(root(1)), 0))
     D = build.FEATURES
-    v = method.vectors(own)[:2]
+    v = method.hidden.vectors(own)[:2]
     names = ("net.body.0.weight", "net.body.0.bias", "net.head.weight", "net.head.bias")
-    parts = (v[:, :D], v[:, D], v[:, D + 1 :].T, own[method.names[3]])
+    parts = (v[:, :D], v[:, D], v[:, D + 1 :].T, own[method.hidden.names[3]])
     start = {narrow.loc_name(n): p.clone() for n, p in zip(names, parts, strict=True)}
     data = build.rows(11)
     wide = method.local({}, own, data, root(2)).up
     expected = small.local(start, {}, data, root(2)).up
     torch.testing.assert_close(program.predict(wide, X, None), narrow.predict(expected, X, None))
-    assert (method.vectors(wide)[2:] == 0).all()
-    assert (method.fit(program.parts, own, data, root(2))[0][method.names[1]][2:] == 0).all(), "without narrowing"
+    assert (method.hidden.vectors(wide)[2:] == 0).all()
+    assert (method.fit(program.parts, own, data, root(2))[0][method.hidden.names[1]][2:] == 0).all(), (
+        "without narrowing"
+    )
 
 
 def test_every_client_starts_from_its_own_network_and_trains_on(program: Program) -> None:
     method = PFNM(program, units=3, seed=4)
     server = method.init(root(1))
     starts = [method.join(method.down(server, i)) for i in range(2)]
-    assert not torch.equal(starts[0][method.names[0]], starts[1][method.names[0]])
-    close(starts[0], method.narrow(program.init(fold(root(4), "pfnm", 0))), tolerance=0)
+    assert not torch.equal(starts[0][method.hidden.names[0]], starts[1][method.hidden.names[0]])
+    close(starts[0], narrowed(method, fold(root(4), "pfnm", 0)), tolerance=0)
     reply = method.local(method.down(server, 0), starts[1], build.rows(9), root(2))
     expected, _ = method.fit(program.parts, starts[1], build.rows(9), root(2))
     close(reply.own, expected, tolerance=0)
@@ -114,10 +120,10 @@ def test_clients_predict_with_the_matched_network(program: Program) -> None:
 
 def test_output_biases_are_averaged_by_rows(program: Program) -> None:
     method = PFNM(program, units=3)
-    ups = stack([method.narrow(program.init(root(s))) for s in (1, 2)])
-    ups[method.names[3]] = torch.tensor([[1.0, 2.0, 3.0], [5.0, 6.0, 7.0]], dtype=torch.float64)
+    ups = stack([narrowed(method, root(s)) for s in (1, 2)])
+    ups[method.hidden.names[3]] = torch.tensor([[1.0, 2.0, 3.0], [5.0, 6.0, 7.0]], dtype=torch.float64)
     new = method.aggregate(method.init(root(1)), ups, Cohort(torch.arange(2), torch.tensor([3, 1]), root(5), 1))
-    torch.testing.assert_close(new[method.names[3]], torch.tensor([2.0, 3.0, 4.0], dtype=torch.float64))
+    torch.testing.assert_close(new[method.hidden.names[3]], torch.tensor([2.0, 3.0, 4.0], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
