@@ -12,7 +12,8 @@ from .config import defaults
 from .methods.fedavg import FedAvg
 from .optim import Optimizer, render
 
-GIVEN = (
+# fields that a run fills in: no keys of a configuration
+GIVEN = ("program", "rounds", "clients", "participation", "seed", "unlabelled", "labelled")
     "program",
     "rounds",
     "clients",

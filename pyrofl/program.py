@@ -404,6 +404,11 @@ class Program:
         return {s: (loc[s].clone(), scale[s].clone()) for s in like}
 
     @property
+    def example(self) -> Tensor:
+        """The inputs of the example rows, (B, ...)."""
+        return self._example[0]
+
+    @property
     def sites(self) -> tuple[str, ...]:
         """The latent sites, in the order of the model."""
         return tuple(self.guide.prototype_trace.stochastic_nodes)

@@ -29,6 +29,7 @@ from .per_fedavg import PerFedAvg
 from .pfedbayes import PFedBayes
 from .pfedbl import PFedBL
 from .pfedme import PFedMe
+from .pfnm import PFNM
 from .pvi import PVI
 from .scaffold import SCAFFOLD
 from .vaneb import VANEB
@@ -67,6 +68,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "fedpop": FedPop,
     "pfedbayes": PFedBayes,
     "pfedbl": PFedBL,
+    "pfnm": PFNM,
     "npeb": NPEB,
     "vaneb": VANEB,
     "vaneb_head": VANEBHead,
@@ -79,6 +81,7 @@ METHODS: dict[str, type[FedAvg]] = {
 __all__ = [
     "METHODS",
     "NPEB",
+    "PFNM",
     "PVI",
     "SCAFFOLD",
     "VANEB",

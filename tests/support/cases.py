@@ -36,8 +36,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {  # arguments that make a method qu
 }
 # methods that keep, under the same names, what they sent, by their paper: the model, its factor, or a change
 KEEPS_WHAT_IT_SENDS = frozenset(
-    {"fedamp", "fedep", "fedfomo", "fedmap", "fedphp", "pfedbl", "pvi", "scaffold", "vaneb_head"}
+    {"fedamp", "fedep", "fedfomo", "fedmap", "fedphp", "pfedbl", "pfnm", "pvi", "scaffold", "vaneb_head"}
 )
+REFUSES_NORMALISATION = frozenset({"pfnm"})
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ MIXED = (SGD(0.1, momentum=0.9), Adam(1e-2), Adam(1e-1))
 
 CASES = [
     *(Case(name) for name in METHODS),
-    *(Case(name, network={"batch_norm": True}) for name in METHODS),
+    *(Case(name, network={"batch_norm": True}) for name in METHODS if name not in REFUSES_NORMALISATION),
     Case("fedavg", {"finetune": True}),
     Case("fedavg", {"finetune": True, "finetune_epochs": 1.0, "finetune_part": "head"}),
     Case("bayfl", {"schedule": "a/sqrt(k)"}),
