@@ -14,14 +14,6 @@ from .optim import Optimizer, render
 
 # fields that a run fills in: no keys of a configuration
 GIVEN = ("program", "rounds", "clients", "participation", "seed", "unlabelled", "labelled")
-    "program",
-    "rounds",
-    "clients",
-    "participation",
-    "seed",
-    "unlabelled",
-    "labelled",
-)  # fields that a run fills in: no keys
 _FAMILIES = {"other": "any other autoguide"}
 _HEAD = """\
 # Methods

@@ -41,11 +41,13 @@ class AdaPeD(FedAvg):
     finetune: bool = field(default=False, init=False, repr=False)  # theta takes its place
 
     guide: ClassVar[str] = "delta"
+    travels: ClassVar[str] = "the global model and one number, down and up"
+    stays: ClassVar[str] = "the personal model"
+    guides: ClassVar[tuple[str, ...]] = ("delta",)
+    guides_because: ClassVar[str] = "compares the predictions of two networks"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.program.point_mass:
-            raise ValueError("adaped compares the predictions of two networks: use guide = 'delta'")
         if not 0 < self.floor < self.first_psi < math.inf:
             raise ValueError(
                 f"method.first_psi must be finite and above method.floor, and that above 0; got {self.first_psi} and "

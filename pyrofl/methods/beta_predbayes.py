@@ -50,6 +50,10 @@ class BetaPredBayes(FedAvg):
     finetune: bool = field(default=False, init=False, repr=False)
 
     prior: ClassVar[str] = "gaussian"
+    travels: ClassVar[str] = "posterior samples go up, the distilled model comes down"
+    stays: ClassVar[str] = "nothing"
+    guides: ClassVar[tuple[str, ...]] = ("delta",)
+    guides_because: ClassVar[str] = "draws samples of the weights themselves"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,8 +62,6 @@ class BetaPredBayes(FedAvg):
         for name in ("between", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"method.{name} must be positive, got {getattr(self, name)}")
-        if not self.program.point_mass:
-            raise ValueError("beta_predbayes draws samples of the weights themselves: use guide = 'delta'")
         langevin(self.program.parts, self.optimizer, self.program.trainable)  # refuses what cannot sample
         needs_unlabelled(self.unlabelled, self.program, "beta_predbayes")
         if self.labelled is None:

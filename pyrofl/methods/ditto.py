@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -31,6 +32,9 @@ class Ditto(FedAvg):
     own_optimizer: Optimizer = field(default=SGD(0.1))
     own_epochs: float = 1.0
     finetune: bool = field(default=False, init=False, repr=False)  # v takes its place
+
+    travels: ClassVar[str] = "the global model, down and up"
+    stays: ClassVar[str] = "the personal model"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -47,6 +47,8 @@ class FedAMP(FedAvg):
     finetune: bool = field(default=False, init=False, repr=False)  # w_i takes its place
 
     guide: ClassVar[str] = "delta"
+    travels: ClassVar[str] = "a mean made for this client down, its own model up"
+    stays: ClassVar[str] = "the client's model; the server keeps all of them"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -43,14 +43,17 @@ class FedBE(FedAvg):
     unlabelled: Tensor | None = field(default=None, repr=False, compare=False)  # (U, ...), taken from the run
     pooling: Pooling = field(default="scale", init=False, repr=False)
 
+    travels: ClassVar[str] = "the model, down and up; the server needs unlabelled rows"
+    stays: ClassVar[str] = "nothing"
+    guides: ClassVar[tuple[str, ...]] = ("delta",)
+    guides_because: ClassVar[str] = "draws models around the clients'"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.samples < 0:
             raise ValueError(f"method.samples is a number of models, 0 or more, got {self.samples}")
         if not 0 < self.concentration < math.inf:
             raise ValueError(f"method.concentration must be positive, got {self.concentration}")
-        if not self.program.point_mass:
-            raise ValueError("fedbe draws models around the clients': use guide = 'delta', or bayfl with distillation")
         needs_unlabelled(self.unlabelled, self.program, "fedbe")
 
     def init(self, key: Tensor) -> Tree:

@@ -50,6 +50,8 @@ class FedFomo(FedAvg):
     finetune: bool = field(default=False, init=False, repr=False)  # theta_i takes its place
 
     guide: ClassVar[str] = "delta"
+    travels: ClassVar[str] = "some clients' models down; its own model and the weights it gave them up"
+    stays: ClassVar[str] = "the client's model; the server keeps all of them"
 
     def __post_init__(self) -> None:
         super().__post_init__()

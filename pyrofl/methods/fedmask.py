@@ -52,11 +52,13 @@ class FedMask(FedAvg):
     finetune: bool = field(default=False, init=False, repr=False)
 
     guide: ClassVar[str] = "delta"
+    travels: ClassVar[str] = "a mask for this client, one bit a weight, down and up"
+    stays: ClassVar[str] = "the scores behind the mask"
+    guides: ClassVar[tuple[str, ...]] = ("delta",)
+    guides_because: ClassVar[str] = "switches the weights of one network on and off"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.program.point_mass:
-            raise ValueError("fedmask switches the weights of one network on and off: use guide = 'delta'")
         if not 0 < self.keep <= 1:
             raise ValueError(f"method.keep must be above 0 and at most 1, got {self.keep}")
         if not 0 < self.tau < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -39,10 +39,12 @@ class FedPA(FedAvg):
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)
     pooling: Pooling = field(default="scale", init=False, repr=False)
 
+    travels: ClassVar[str] = "the model comes down, a step towards the mode of the posterior goes up"
+    guides: ClassVar[tuple[str, ...]] = ("delta",)
+    guides_because: ClassVar[str] = "takes iterates of the weights themselves as samples"
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.program.point_mass:
-            raise ValueError("the samples of fedpa are iterates of the weights themselves: use guide = 'delta'")
         if self.epochs != int(self.epochs) or not 0 <= self.burn_in < self.epochs:
             raise ValueError(
                 f"each epoch after method.burn_in = {self.burn_in} whole epochs gives a sample, "

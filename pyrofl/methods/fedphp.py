@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -41,10 +41,12 @@ class FedPHP(FedAvg):
     pooling: Pooling = field(default="scale", init=False, repr=False)
     finetune: bool = field(default=False, init=False, repr=False)  # P takes its place
 
+    stays: ClassVar[str] = "the moving average of the client's past models"
+    guides: ClassVar[tuple[str, ...]] = ("delta",)
+    guides_because: ClassVar[str] = "distils from one network of the past"
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.program.point_mass:
-            raise ValueError("fedphp distils from one network of the past: use guide = 'delta'")
         if not 0 <= self.lam < 1:
             raise ValueError(f"method.lam must be from 0 to below 1, got {self.lam}: 1 leaves no weight to the labels")
         if not 0 <= self.most <= 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -45,10 +45,13 @@ class FedPop(FedAvg):
     pooling: Pooling = field(default="scale", init=False, repr=False)
     finetune: bool = field(default=False, init=False, repr=False)
 
+    travels: ClassVar[str] = "body and population prior of heads down, the body's change and moments of heads up"
+    stays: ClassVar[str] = "the chain's last layer"
+    guides: ClassVar[tuple[str, ...]] = ("delta",)
+    guides_because: ClassVar[str] = "draws last layers by a chain and not from a guide"
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.program.point_mass:
-            raise ValueError("fedpop draws last layers by a chain, not from a guide: use guide = 'delta'")
         if self.samples < 1:
             raise ValueError(f"method.samples must be at least 1, got {self.samples}")
         if not 0 <= self.prior_rate <= 1:

@@ -41,6 +41,8 @@ class HeadPrior(FedAvg):
     clients: int = 1  # taken from the run
 
     prior: ClassVar[str] = "flat"
+    guides: ClassVar[tuple[str, ...]] = ("delta",)
+    guides_because: ClassVar[str] = "takes one estimate of each head"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,8 +50,6 @@ class HeadPrior(FedAvg):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"method.{name} must be positive, got {getattr(self, name)}")
         p = self.program
-        if not p.point_mass:
-            raise ValueError("an estimate of each head is what goes up: use guide = 'delta'")
         if p.kind not in ("categorical", "bernoulli"):
             raise ValueError(f"the variances of a head are those of a classifier's, and this model is {p.kind}")
         if not isinstance(getattr(getattr(p.model, "net", p.model), "head", None), nn.Linear):

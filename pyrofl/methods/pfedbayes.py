@@ -39,11 +39,13 @@ class PFedBayes(FedAvg):
 
     guide: ClassVar[str] = "normal"
     prior: ClassVar[str] = "gaussian"
+    travels: ClassVar[str] = "the global posterior, down and up: mean and scale of every weight"
+    stays: ClassVar[str] = "the personal posterior"
+    guides: ClassVar[tuple[str, ...]] = ("normal",)
+    guides_because: ClassVar[str] = "has a Normal posterior at every client"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.program.mean_field:
-            raise ValueError("pfedbayes has a Normal posterior at every client: use guide = 'normal'")
         if not 0 <= self.zeta < math.inf:
             raise ValueError(f"method.zeta must be 0 or positive, got {self.zeta}")
         if self.inner < 1:

@@ -30,11 +30,15 @@ class PFedBL(FedAvg):
 
     guide: ClassVar[str] = "normal"
     prior: ClassVar[str] = "gaussian"
+    travels: ClassVar[str] = "the body, and the last layer's posterior, down and up"
+    stays: ClassVar[str] = "the posterior of the client's last layer"
+    guides: ClassVar[tuple[str, ...]] = ("normal",)
+    guides_because: ClassVar[str] = "has a Normal posterior of the last layer"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.program.mean_field or not self.head:
-            raise ValueError("the last layer has a Normal posterior: use guide = 'normal', and a network with a .head")
+        if not self.head:
+            raise ValueError("the last layer has a Normal posterior: use a network with a .head")
 
     @property
     def head(self) -> tuple[str, ...]:

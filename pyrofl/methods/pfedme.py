@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class PFedMe(FedAvg):
     optimizer: Optimizer = field(default=SGD(0.01))
     weighting: Literal["rows", "uniform"] = "uniform"
     finetune: bool = field(default=False, init=False, repr=False)  # theta takes its place
+
+    stays: ClassVar[str] = "the personal model, from which it goes on"
 
     def __post_init__(self) -> None:
         super().__post_init__()

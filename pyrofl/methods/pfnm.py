@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -47,6 +48,10 @@ class PFNM(FedAvg):
     pooling: Pooling = field(default="scale", init=False, repr=False)
     finetune: bool = field(default=False, init=False, repr=False)
 
+    travels: ClassVar[str] = "the client's network goes up, the matched one comes down"
+    guides: ClassVar[tuple[str, ...]] = ("delta",)
+    guides_because: ClassVar[str] = "matches points"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("noise", "spread", "gamma"):
@@ -54,8 +59,6 @@ class PFNM(FedAvg):
                 raise ValueError(f"method.{name} must be positive, got {getattr(self, name)}")
         if self.sweeps < 1:
             raise ValueError(f"method.sweeps must be at least 1, got {self.sweeps}")
-        if not self.program.point_mass:
-            raise ValueError("pfnm matches points: use guide = 'delta'")
         room = self.hidden.capacity
         if not self.hidden.zero_is_idle(self.program):
             raise ValueError("pfnm needs a hidden unit without weights to give 0: use for example ReLU or Tanh")

@@ -48,10 +48,14 @@ class PVI(FedAvg):
 
     guide: ClassVar[str] = "normal"
     prior: ClassVar[str] = "gaussian"
+    travels: ClassVar[str] = "global posterior down, change of the client's factor up, both as natural parameters"
+    stays: ClassVar[str] = "the client's factor of the posterior"
+    guides: ClassVar[tuple[str, ...]] = ("normal",)
+    guides_because: ClassVar[str] = "multiplies Normals: prior, factors and posterior"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.program.mean_field or self.program.prior_posterior() is None:
+        if self.program.prior_posterior() is None:
             raise ValueError("prior, factors and posterior are Normals: use guide = 'normal' and prior = 'gaussian'")
         if self.damping is not None and not 0 < self.damping <= 1:
             raise ValueError(f"method.damping must be above 0 and at most 1, got {self.damping}")

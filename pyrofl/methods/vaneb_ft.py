@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -28,6 +28,9 @@ class VANEBFT(HeadPrior):
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # nothing is averaged
     pooling: Pooling = field(default="scale", init=False, repr=False)
     finetune: bool = field(default=False, init=False, repr=False)
+
+    travels: ClassVar[str] = "model down, once; a tuned head and its variances up, a shrunken head down"
+    stays: ClassVar[str] = "nothing"
 
     def init(self, key: Tensor) -> Tree:
         theta = super().init(key)

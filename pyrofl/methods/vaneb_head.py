@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,6 +27,9 @@ class VANEBHead(HeadPrior):
     """
 
     every: int = 5
+
+    travels: ClassVar[str] = "body down and up; every few rounds a head and its variances up, a head down"
+    stays: ClassVar[str] = "the head"
 
     def __post_init__(self) -> None:
         super().__post_init__()
