@@ -27,8 +27,8 @@ class PVI(FedAvg):
     natural parameters, in float64, so that q is p prod_k t_k after every round. One client is variational inference.
 
     `together` clients at most take part in a round, all of them if it is not given. `damping` is 1 / together if not
-    given: q then is the geometric mean of the q_k. Larger values can diverge where local fits stop early. One client at a
-    time: `together = 1` and `cohort = { clients = 1 }`.
+    given: q then is the geometric mean of the q_k. Larger values can diverge where local fits stop early. One client
+    at a time: `together = 1` and `cohort = { clients = 1 }`.
 
     A cavity, or a q, of a precision that is not positive is no density. Where q / t_k would have less than a thousandth
     of the prior's precision in some coordinate, a smaller power of t_k is divided out of it; where q would have less if

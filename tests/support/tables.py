@@ -11,7 +11,7 @@ import tomli_w
 
 from pyrofl.methods import METHODS
 
-from .cases import NEEDS
+from .cases import NEEDS, SETTINGS
 
 SMALL: dict[str, Any] = {
     "seed": 1,
@@ -34,7 +34,8 @@ def small_of(method: str, **arguments: Any) -> dict[str, Any]:
     """SMALL with another method, and the network it needs."""
     model = {"name": "support.nets:Dense", **NEEDS.get(method, {})}
     known = {f.name for f in dataclasses.fields(METHODS[method]) if f.init}
-    budget = {k: v for k, v in (("epochs", 1.0), ("size", 8)) if k in known}
+    epochs = float(SETTINGS.get(method, {}).get("epochs", 1.0))
+    budget = {k: v for k, v in (("epochs", epochs), ("size", 8)) if k in known}
     return small(method={"name": method, **budget, **arguments}, model=model)
 
 
