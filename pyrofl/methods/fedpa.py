@@ -31,7 +31,7 @@ class FedPA(FedAvg):
     Reference: Al-Shedivat, Gillenwater, Xing, Rostamizadeh, 2021, algorithms 2 to 4.
     """
 
-    epochs: int = 5
+    epochs: float = 5.0  # a whole number
     burn_in: int = 1
     rho: float = 0.01
     warmup: int = 0  # rounds of FedAvg
