@@ -17,9 +17,9 @@ from .read import Recorded, named
 from .sections import SECTIONS, Figures
 
 
-def page(runs: Sequence[Recorded]) -> str:
+def page(runs: Sequence[Recorded], *, figures: Figures | None = None) -> str:
     """The page as text. Whatever comes from a run (names of clients, classes, runs; the configuration) is escaped."""
-    figures = Figures()
+    figures = figures or Figures()
     sections = [answer(runs), *(section(runs, figures) for section in SECTIONS)]
     environment = Environment(
         loader=PackageLoader("pyrofl.report", "templates"),
