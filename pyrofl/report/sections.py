@@ -170,7 +170,11 @@ def learning(runs: Sequence[Recorded], figures: Figures) -> Section:
         if (metric, split) in there and np.isfinite(values).any():
             model, _, score = metric.rpartition("/")
             label = metrics.meaning(score).label
-            words = f"{label} of the {model} models on test rows" if model else f"{label} of the clients"
+            words = (
+                f"{label.capitalize()} of the {model} models on test rows"
+                if model
+                else f"{label.capitalize()} of the clients"
+            )
             drawn = plots.learning_curves(frame, metric, split=split, narrow=True)
             section.pictures.append(figures.picture(drawn, f"{words}, by round"))
     if len(section.pictures) == 0:
