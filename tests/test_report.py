@@ -21,9 +21,9 @@ from pyrofl.cli import app
 from pyrofl.config import config_of
 from pyrofl.report import page, write_report
 from pyrofl.report.answer import answer, failing, share_interval
+from pyrofl.report.figures import Figures
 from pyrofl.report.parts import Cell, Picture, Table
 from pyrofl.report.read import Recorded, named
-from pyrofl.report.sections import Figures
 from pyrofl.store import Record, RunDirectory
 
 Make = Callable[..., Path]

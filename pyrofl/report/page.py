@@ -13,8 +13,9 @@ from markupsafe import Markup
 from ..store import write
 from ..version import __version__
 from .answer import answer
+from .figures import Figures
 from .read import Recorded, named
-from .sections import SECTIONS, Figures
+from .sections import SECTIONS
 
 
 def page(runs: Sequence[Recorded], *, figures: Figures | None = None) -> str:
