@@ -22,9 +22,10 @@ from pyrofl.config import config_of
 from pyrofl.report import page, write_report
 from pyrofl.report.answer import answer, failing, share_interval
 from pyrofl.report.figures import Figures
+from pyrofl.report.html import again
 from pyrofl.report.parts import Cell, Picture, Table
 from pyrofl.report.read import Recorded, named
-from pyrofl.store import Record, RunDirectory
+from pyrofl.store import Record, RunDirectory, load_tree, save_tree
 
 Make = Callable[..., Path]
 VOID = {"meta", "link", "input", "br", "img"}
@@ -156,8 +157,6 @@ def test_what_comes_from_a_run_is_escaped(make: Make):
         text = (path / name).read_text().replace("client1", evil)
         (path / name).write_text(text)
     size = len((path / "metrics.csv").read_bytes())
-    from pyrofl.store import load_tree, save_tree
-
     server, meta = load_tree(path / "server.safetensors")
     save_tree(path / "server.safetensors", server, {**meta, "metrics_bytes": str(size)})
     text = page(named([path]), figures=Blank())
@@ -289,8 +288,6 @@ def test_runs_of_the_same_name_are_told_apart(make: Make, tmp_path: Path):
 
 def test_the_command_reproduces_the_run(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     path = make("a")
-    from pyrofl.report.page import again
-
     (run,) = named([path])
     words = again(run).split()
     assert words[:2] == ["pyrofl", "run"]
@@ -338,7 +335,7 @@ def test_cells_write_numbers_for_people():
 def test_the_command_writes_into_the_run_or_where_it_is_told(make: Make, monkeypatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
     make("a"), make("b")
-    monkeypatch.setattr("pyrofl.report.page.page", lambda runs: " ".join(r.name for r in runs))
+    monkeypatch.setattr("pyrofl.report.html.page", lambda runs: " ".join(r.name for r in runs))
 
     def call(*arguments: str) -> None:
         assert CliRunner().invoke(app, ["report", *arguments], catch_exceptions=False).exit_code == 0
