@@ -91,6 +91,15 @@ def test_a_narrow_learning_curve_has_its_legend_above():
     assert "\n(nats per row)" in figure.axes[0].get_ylabel()
 
 
+def test_a_narrow_caterpillar_fits_with_its_legend():
+    figure = plots.caterpillar(
+        {"a": (0.5, 0.4, 0.6), "b": (0.9, 0.8, 1.0)}, "accuracy", interval="95% Clopper-Pearson", pooled=0.7, width=4.6
+    )
+    fits(figure)
+    box = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+
+
 # ------------------------------------------------------------------ SVG
 
 

@@ -26,7 +26,7 @@ def clients(runs: Sequence[Recorded], figures: Figures) -> Section:
         known = {c: _triple(run, c) for c in run.clients}
         if run.rows and run.of_classes and any(known.values()):
             interval = f"{LEVEL:.0%} Clopper-Pearson"
-            drawn = plots.caterpillar(known, "accuracy", interval=interval, pooled=run.pooled("accuracy"))
+            drawn = plots.caterpillar(known, "accuracy", interval=interval, pooled=run.pooled("accuracy"), width=4.6)
             section.pictures.append(
                 figures.picture(drawn, run.say(f"accuracy of each client with {whose(run)}, the worst on top"))
             )
