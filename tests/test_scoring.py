@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pyro.infer.autoguide import AutoMultivariateNormal
 from support import build
 from support.cases import Case
 
@@ -19,6 +20,7 @@ from pyrofl.data import Client, Data, Federation, Scaling
 from pyrofl.datasets.synthetic import synthetic
 from pyrofl.engines import Sequential
 from pyrofl.federation import federate
+from pyrofl.guides import GUIDES
 from pyrofl.methods import METHODS, FedAvg
 from pyrofl.optim import SGD
 from pyrofl.posteriors import Posteriors
@@ -150,6 +152,22 @@ def test_options_that_do_not_fit_are_refused_at_once():
         run_of(skewed(), evaluation=Evaluation(temperature=True))
 
 
+def test_few_personal_models_are_there_at_once():
+    """However many clients there are, at most 64 are asked for together, and each is passed on as it comes."""
+    asked: list[int] = []
+
+    class Counting(Sequential):
+        def map(self, hook, jobs):
+            asked.append(len(jobs))
+            return super().map(hook, jobs)
+
+    run = run_of(build.federation([3] * 130, test=2), evaluation=ALL)
+    run.engine = Counting()
+    models = run.personal_models()
+    assert next(models)[0] == 0 and asked == [64]
+    assert [i for i, _ in models] == list(range(1, 130)) and asked == [64, 64, 2]
+
+
 # ------------------------------------------------------------------ validation rows and temperature
 
 
@@ -242,12 +260,17 @@ def test_hashed_distances_are_right_to_a_few_percent():
         assert float((short[i] - short[j]).norm() / (v[i] - v[j]).norm()) == pytest.approx(1, abs=0.05)
 
 
-def test_points_have_distances_and_no_width_and_other_guides_have_neither():
+def test_points_have_distances_and_no_width_and_other_guides_have_neither(monkeypatch: pytest.MonkeyPatch):
     program = build.program(guide="delta", prior="flat")
     seen = Posteriors(program, 1)
     seen.see(0, program.init(root(1)))
     kept = seen.record().values
-    assert np.isnan(kept["width"]).all() and kept["distance"].shape == (1, 1)
+    assert np.isnan(np.asarray(kept["width"])).all() and kept["distance"].shape == (1, 1)
+    monkeypatch.setitem(GUIDES, "full", AutoMultivariateNormal)
+    program = build.program(guide="full")
+    seen = Posteriors(program, 1)
+    seen.see(0, program.init(root(1)))
+    assert seen.record().values == {}
 
 
 def test_at_most_200_clients_are_compared():

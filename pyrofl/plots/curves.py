@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -49,7 +47,7 @@ def learning_curves(
         axes.fill_between(curve.index, low, high, color=style["color"], alpha=faint, linewidth=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("round")
-    axes.set_ylabel(textwrap.fill(meaning.title, 34) if narrow else meaning.title)
+    axes.set_ylabel(meaning.title.replace(" (", "\n(") if narrow and len(meaning.title) > 34 else meaning.title)
     arrow = {"higher": ", higher is better", "lower": ", lower is better", None: ""}[meaning.better]
     axes.set_title(f"{whose}{split} rows, mean ± 1 sd over clients{arrow}", fontsize=8 if narrow else 9, loc="left")
     sign = -1 if meaning.better == "higher" else 1

@@ -48,6 +48,6 @@ def layers(width: ArrayLike, snr: ArrayLike, *, sites: Sequence[str]) -> Figure:
         axes.hlines(row, low, high, color=PALETTE[0], linewidth=2.4, alpha=0.5)
         axes.scatter(middle, row, color=PALETTE[0], s=20, zorder=3)
         name_rows(axes, sites)
-        axes.set_xlim(0, None)
+        axes.set_xlim(0, 1.06 * max(float(high.max()), 1e-12))
         axes.set_xlabel(label)
     return drawn

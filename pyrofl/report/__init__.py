@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .page import page, write_report
+from .html import page, write_report
 
 __all__ = ["page", "write_report"]

@@ -149,7 +149,7 @@ def failures(run: Recorded) -> str:
     s = run.summary(run.headline)
     if s.worst_client is None or s.worst is None:
         return "No client has a score."
-    value = percent(s.worst) if run.of_classes else f"{s.worst:.3g}"
+    value = percent(s.worst) if run.of_classes else f"root mean squared error {s.worst:.3g}"
     n = len(run.rows_of(s.worst_client).get("y", ()))
     text = f"It is worst for {s.worst_client}: {value}" + (f" of {n} test rows." if n and run.of_classes else ".")
     if not run.of_classes or not run.rows:

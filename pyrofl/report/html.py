@@ -13,13 +13,14 @@ from markupsafe import Markup
 from ..store import write
 from ..version import __version__
 from .answer import answer
+from .figures import Figures
 from .read import Recorded, named
-from .sections import SECTIONS, Figures
+from .sections import SECTIONS
 
 
-def page(runs: Sequence[Recorded]) -> str:
+def page(runs: Sequence[Recorded], *, figures: Figures | None = None) -> str:
     """The page as text. Whatever comes from a run (names of clients, classes, runs; the configuration) is escaped."""
-    figures = Figures()
+    figures = figures or Figures()
     sections = [answer(runs), *(section(runs, figures) for section in SECTIONS)]
     environment = Environment(
         loader=PackageLoader("pyrofl.report", "templates"),
