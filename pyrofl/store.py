@@ -109,8 +109,8 @@ class RunDirectory:
     def clear(self) -> None:
         """Remove the run that is here, its commit first; other files stay."""
         states = self.clients.glob("*-r*.safetensors") if self.clients.is_dir() else ()
-        tables = self.path.glob("reliability-*.csv")
-        for path in (self.server, self.metrics, self.timings, self.config, *states, *tables):
+        made = (p for kind in ("reliability-*.csv", "draws*.nc") for p in self.path.glob(kind))
+        for path in (self.server, self.metrics, self.timings, self.config, *states, *made):
             path.unlink(missing_ok=True)
 
     def refuse_existing(self) -> None:
