@@ -60,9 +60,7 @@ def notes(attrs: Mapping[Any, Any], frame: pd.DataFrame) -> list[str]:
     """What the numbers mean, and what is missing from them."""
     out = []
     if "k-hat" in frame:
-        out.append(
-            "k-hat: below the guide's threshold (0.7 from 2155 draws on) importance weights can correct the guide"
-        )
+        out.append("k-hat: below min(1 - 1 / log10 draws, 0.7) importance weights can correct the guide")
         out.append("elpd: leave-one-out log predictive density in nats, summed over rows, +- its standard error")
     else:
         out.append("no k-hat and no LOO: they need a guide that is a density, under a proper prior")
