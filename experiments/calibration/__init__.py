@@ -1,0 +1,1 @@
+"""Calibration of federated posteriors: simulation-based calibration, and NUTS on the pooled data."""
