@@ -4,8 +4,9 @@
 
 NUTS draws from the exact posterior of the pooled training rows, w ~ N(0, 1), which no hospital can compute. Every rule
 trains by `hospitals.toml`: 100 rounds of 10 full-batch steps ("short"), or 4 rounds of 300 steps, so that each hospital
-reaches its own optimum ("long"). The prior counts once: beta = 1/4 at each of four hospitals, but 1 for `product`, which
-takes the other three out again. `pooled` is the same mean-field guide on all rows: the best that a rule can hope for.
+reaches its own optimum ("long"). The prior counts once: beta = 1/4 at each of four hospitals, but 1 for `product`,
+which takes the other three out again. `pooled` is the same mean-field guide on all rows: the best that a rule can
+hope for.
 """
 
 from __future__ import annotations
