@@ -41,7 +41,7 @@ SITES = ("net.head.weight", "net.head.bias")
 SHORT = {"rounds": 100, "method": {"epochs": 10, "schedule": "a/sqrt(k)"}}
 LONG = {"rounds": 4, "method": {"epochs": 300, "schedule": "a/k"}}
 AVERAGES = ("scale", "unconstrained", "variance", "mixture")
-console = Console()
+console = Console(soft_wrap=True)
 
 
 class Arm(NamedTuple):

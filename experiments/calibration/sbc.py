@@ -50,7 +50,7 @@ from pyrofl.tree import Tree, stack
 TAU, SIGMA, FEATURES, ROWS = 0.5, 1.0, 3, 6
 SITE = "net.0.weight"
 STAGES = ((0.04, 500),)  # SGD's rate and full-batch steps of each round
-console = Console()
+console = Console(soft_wrap=True)
 
 
 class PriorInEveryFactor(BayFL):
