@@ -14,7 +14,7 @@ from support.stand_in import write_data_root
 from experiments.calibration import nuts, sbc
 from pyrofl.random import root
 
-SMALL = {"replicates": 40, "draws": 19}
+SMALL = {"replicates": 100, "draws": 19}
 
 
 def test_chi_square_by_hand() -> None:
@@ -40,7 +40,7 @@ def test_the_pipeline_reaches_the_exact_posterior() -> None:
 @pytest.mark.parametrize(("name", "flat"), [("bayfl, product", True), ("prior counted 4 times", False)])
 def test_ranks_are_flat_for_the_exact_scheme_alone(name: str, flat: bool) -> None:
     result = sbc.check(sbc.SCHEMES[name], **SMALL)
-    assert result.weights.shape == (40, sbc.FEATURES) and result.weights.max() <= 19
+    assert result.weights.shape == (100, sbc.FEATURES) and result.weights.max() <= 19
     _, p = sbc.chi_square(result.weights, result.draws, bins=10)
     assert p > 0.01 if flat else p < 1e-3
 

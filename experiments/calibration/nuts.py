@@ -3,7 +3,7 @@
     python -m experiments.calibration.nuts [--scale smoke] [--out DIR]
 
 NUTS draws from the exact posterior of the pooled training rows, w ~ N(0, 1), which no hospital can compute. Every rule
-trains by `hospitals.toml`: 100 rounds of 10 full-batch steps ("short"), or 4 rounds of 300 steps, so that each hospital
+trains by `hospitals.toml`: 40 rounds of 10 full-batch steps ("short"), or 3 rounds of 250 steps, so that each hospital
 reaches its own optimum ("long"). The prior counts once: beta = 1/4 at each of four hospitals, but 1 for `product`,
 which takes the other three out again. `pooled` is the same mean-field guide on all rows: the best that a rule can
 hope for.
@@ -38,8 +38,8 @@ from pyrofl.run import Run
 
 HERE = Path(__file__).parent
 SITES = ("net.head.weight", "net.head.bias")
-SHORT = {"rounds": 100, "method": {"epochs": 10, "schedule": "a/sqrt(k)"}}
-LONG = {"rounds": 4, "method": {"epochs": 300, "schedule": "a/k"}}
+SHORT = {"rounds": 40, "method": {"epochs": 10, "schedule": "a/sqrt(k)"}}
+LONG = {"rounds": 3, "method": {"epochs": 250, "schedule": "a/k"}}
 AVERAGES = ("scale", "unconstrained", "variance", "mixture")
 console = Console(soft_wrap=True)
 
@@ -53,7 +53,7 @@ class Arm(NamedTuple):
 
 
 ARMS = {
-    "pooled": Arm({"rounds": 1, "method": {"epochs": 3000}}, {"name": "pooled", "optimizer": "adam:2e-3"}, 1.0),
+    "pooled": Arm({"rounds": 1, "method": {"epochs": 2000}}, {"name": "pooled", "optimizer": "adam:3e-3"}, 1.0),
     **{f"{rule}, short": Arm(SHORT, {"name": "bayfl", "pooling": rule}, 0.25) for rule in AVERAGES},
     **{f"{rule}, long": Arm(LONG, {"name": "bayfl", "pooling": rule}, 0.25) for rule in AVERAGES},
     "product, long": Arm(LONG, {"name": "bayfl", "pooling": "product"}, 1.0),
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = {n: run_of(a, smoke=smoke) for n, a in track(ARMS.items(), "rules", console=console, transient=True)}
     first = runs["pooled"]
     x, y = rows(first.federation, "train")
-    chains = nuts(x, y, warmup=20 if smoke else 250, draws=30 if smoke else 500, seed=1)
+    chains = nuts(x, y, warmup=20 if smoke else 150, draws=30 if smoke else 400, seed=1)
     rhat = float(np.max(arviz_stats.rhat(np.moveaxis(chains, -1, 0), chain_axis=1, draw_axis=2)))
     truth = chains.reshape(-1, chains.shape[-1])
     held = rows(first.federation, "test")
