@@ -52,10 +52,12 @@ def measure(kind: str, *, draws: int, rows: int, chunk: int, side: int) -> dict[
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["resnet", "dense"])
 def test_memory_does_not_grow_with_the_weights_of_all_draws(kind: str) -> None:
-    few, many = (measure(kind, draws=d, rows=20, chunk=20, side=16) for d in (40, 120))
-    slack = 16 << 20  # of the allocator
+    few, many = (measure(kind, draws=d, rows=20, chunk=20, side=16) for d in (40, 240))
+    slack = 32 << 20  # of the allocator
     assert many["grown"] - few["grown"] < many["kept"] - few["kept"] + slack
-    assert 4 * (120 - 40) * many["weights"] > 4 * slack  # what holding every draw's weights would add
+    assert (
+        4 * (240 - 40) * many["weights"] // 2 > 4 * slack
+    )  # what holding every draw's weights would add: half are scales
 
 
 @pytest.mark.slow
