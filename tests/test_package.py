@@ -68,7 +68,7 @@ def test_the_library_never_imports_models_or_experiments() -> None:
 def test_heavy_imports_stay_where_they_belong() -> None:
     assert {f for f in importers("matplotlib") if not f.startswith("plots/")} <= {"empirical_bayes/figures.py"}
     assert importers("flwr", "ray") <= {"engines/flower.py"}
-    assert importers("arviz", "arviz_base", "arviz_stats", "arviz_plots") <= {"evaluate.py", "draws.py", "report.py"}
+    assert importers("arviz", "arviz_base", "arviz_stats", "arviz_plots") <= {"arviz/adapter.py"}
 
 
 def test_the_library_prints_only_through_its_consoles() -> None:
@@ -126,8 +126,9 @@ LAYERS = (
         "federation",
         "datasets",
     },
-    {"posteriors", "evaluate", "shared_rows", "scoring", "run"},
-    {"assembly", "catalogue", "console", "plots", "compare"},
+    {"posteriors", "evaluate", "shared_rows", "scoring", "run", "arviz"},
+    {"diagnostics"},
+    {"assembly", "catalogue", "console", "plots", "compare", "diagnose"},
     {"report"},
 )
 OUTER = {"command", "figures"}  # of `empirical_bayes`: what people see; its estimators are called by methods
