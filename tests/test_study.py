@@ -1,4 +1,4 @@
-"""Studies: what an arm changes, how a candidate is chosen, that nothing is run twice, and that every file's arms build."""
+"""Studies: what an arm changes, how a candidate is chosen, that nothing runs twice, and that every file's arms build."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def test_an_arm_changes_what_it_names_and_keeps_the_budget() -> None:
-    base = {"model": {"name": "a", "hidden": 3}, "method": {"name": "x", "epochs": 2}, "data": {"name": "d", "split": 1}}
+    base = {
+        "model": {"name": "a", "hidden": 3},
+        "method": {"name": "x", "epochs": 2},
+        "data": {"name": "d", "split": 1},
+    }
     out = merged(base, {"model": {"name": "b"}, "method": {"name": "y", "mu": 1}, "data": {"split": 2}})
     assert out == {
         "model": {"name": "b"},
