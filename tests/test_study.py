@@ -1,4 +1,4 @@
-"""Studies: what an arm changes, how a candidate is chosen, that nothing runs twice, and that every file's arms build."""
+"""Studies: what an arm changes, how a candidate is chosen, that nothing runs twice, that every file's arms build."""
 
 from __future__ import annotations
 

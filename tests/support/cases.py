@@ -134,8 +134,6 @@ CASES = [
 NORMALISED = frozenset(
     {"fedavg", "bayfl", "meta_bayfl", "alone", "scaffold", "fedadam", "fedbn", "fedper", "ditto", "fedbe", "pvi"}
 )
-    {"fedavg", "bayfl", "meta_bayfl", "alone", "scaffold", "fedadam", "fedbn", "fedper", "ditto", "fedbe", "pvi"}
-)
 
 
 def _marks(case: Case) -> list[pytest.MarkDecorator]:
