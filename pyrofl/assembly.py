@@ -6,8 +6,9 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pyro.nn import PyroModule
@@ -15,7 +16,7 @@ from torch import nn
 
 from . import config as conf
 from .bayesian import Bayesian, Prior
-from .config import Config, ConfigError, Evaluation, Table
+from .config import Config, ConfigError, Evaluation, Patience, Table
 from .data import Dataset, Federation
 from .datasets import DATASETS
 from .engines import choose
@@ -29,6 +30,7 @@ from .priors import PRIORS
 from .program import Program
 from .random import fold, root
 from .run import Observer, Participation, Run
+from .schema import Schema
 from .store import RunDirectory, load_tree
 
 _LIFT = ("points",)  # keys of `prior` that say which parameters have none
@@ -46,33 +48,59 @@ class Assembled:
 
     def run(self, directory: RunDirectory | None = None, observer: Observer | None = None) -> Run:
         """The run, on a directory or in memory only."""
-        c = self.config
-        engine, why = choose(c.engine, self.method.program, self.device)
-        start = load_tree(_server_file(c.start), "cpu")[0] if c.start else None
-        run = Run(
-            self.method,
-            self.federation,
-            engine=engine,
-            rounds=c.rounds,
-            seed=c.seed,
-            cohort=Participation(**c.cohort),
-            evaluation=Evaluation(**c.evaluate),
-            outliers=Outliers(**c.outliers),
-            on_error=c.on_error,
-            directory=directory,
-            identity=c.identity(),
-            start=start,
-            device=self.device,
-            observer=observer,
-        )
-        run.observer.note(f"engine: {engine.name} ({why}); device: {self.device}")
+        if self.config.engine == "flower":
+            from .flower.local import local_run
+
+            run: Run = local_run(
+                self.method,
+                self.federation,
+                patience=flower(self.config),
+                **self.options(directory, observer),
+            )
+            why = "every message as between machines, in this process"
+        else:
+            engine, why = choose(self.config.engine, self.method.program, self.device)
+            run = Run(self.method, self.federation, engine=engine, **self.options(directory, observer))
+        run.observer.note(f"engine: {run.engine.name} ({why}); device: {self.device}")
         return run
 
+    def options(self, directory: RunDirectory | None, observer: Observer | None) -> dict[str, Any]:
+        """What the configuration says of a run beside its clients and their engine."""
+        c = self.config
+        return {
+            "rounds": c.rounds,
+            "seed": c.seed,
+            "cohort": Participation(**c.cohort),
+            "evaluation": Evaluation(**c.evaluate),
+            "outliers": Outliers(**c.outliers),
+            "on_error": c.on_error,
+            "directory": directory,
+            "identity": c.identity(),
+            "start": load_tree(_server_file(c.start), "cpu")[0] if c.start else None,
+            "device": self.device,
+            "observer": observer,
+        }
 
-def assemble(config: Config, *, data_root: Path | None = None, observer: Observer | None = None) -> Assembled:
-    """Build everything a configuration names; each table is checked as it is built."""
+    @property
+    def names(self) -> list[str]:
+        """The clients, in the order of their ids."""
+        return [c.name for c in self.federation.clients]
+
+
+def assemble(
+    config: Config,
+    *,
+    data_root: Path | None = None,
+    observer: Observer | None = None,
+    at: str | Literal["server"] | None = None,
+) -> Assembled:
+    """Build everything a configuration names; each table is checked as it is built.
+
+    `at` says where sites keep their rows: at a site, by its name, the data set holds that site's rows alone; at the
+    "server" none are loaded, and the configuration's `schema` stands for them.
+    """
     device = _device(config.device)
-    dataset, federation, data = _federation(config, data_root, observer or Observer())
+    dataset, federation, data = _loaded(config, data_root, observer or Observer(), at)
     federation = precise(federation, getattr(torch, config.precision))
     method_class = conf.resolve(config.method["name"], METHODS, "method")
     program, tables = _program(config, dataset, federation, method_class, device)
@@ -82,16 +110,21 @@ def assemble(config: Config, *, data_root: Path | None = None, observer: Observe
         "cohort": Participation,
         "evaluate": Evaluation,
         "outliers": Outliers,
+        "flower": Patience,
     }
     tables |= {k: _checked(cls, getattr(config, k), k) for k, cls in checked.items()}
+    if config.engine != "flower":
+        tables["flower"] = config.flower
     values: dict[str, Any] = {**tables, "data": data, "method": method_table}
     full = replace(config, **values)
-    try:
-        choose(config.engine, program, device)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    _check_engine(config.engine, method, device)
     Participation(**tables["cohort"]).count(1 if method.pools else len(federation))
     return Assembled(full, federation, method, device)
+
+
+def flower(config: Config) -> Patience:
+    """Clients as Flower nodes that get and send messages, in this process; needs pip install 'pyrofl[flower]'."""
+    return Patience(**config.flower)
 
 
 def _checked(target: Callable[..., Any], table: Table, where: str) -> Table:
@@ -103,6 +136,22 @@ def _checked(target: Callable[..., Any], table: Table, where: str) -> Table:
     return {k: v for k, v in conf.defaults(target, keywords, {}).items() if v is not None}
 
 
+def _check_engine(name: str, method: FedAvg, device: torch.device) -> None:
+    if name == "flower":
+        if find_spec("flwr") is None:
+            raise ConfigError("engine = 'flower' needs Flower: pip install 'pyrofl[flower]'")
+        if method.pools:
+            raise ConfigError(
+                f"{type(method).__name__} trains on all rows in one place, which clients that keep theirs cannot give "
+                "it: use engine = 'sequential'"
+            )
+        return
+    try:
+        choose(name, method.program, device)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -112,7 +161,27 @@ def _device(name: str) -> torch.device:
         raise ConfigError(f'device = "{name}": {str(error).splitlines()[0]}') from None
 
 
-def _federation(config: Config, data_root: Path | None, observer: Observer) -> tuple[Dataset, Federation, Table]:
+def _loaded(
+    config: Config, data_root: Path | None, observer: Observer, at: str | None
+) -> tuple[Dataset, Federation, Table]:
+    if not config.schema:
+        if at is not None:
+            raise ConfigError("schema is missing: sites that keep their rows agree on sites, shape and likelihood")
+        return _federation(config, data_root, observer)
+    try:
+        schema = Schema(**conf.arguments(Schema, config.schema, where="schema"))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if at == "server":
+        return schema.empty(), schema.federation(), config.data
+    return _federation(
+        config, data_root, observer, lambda rows: schema.whole(rows) if at is None else schema.at(rows, at)
+    )
+
+
+def _federation(
+    config: Config, data_root: Path | None, observer: Observer, place: Callable[[Dataset], Dataset] | None = None
+) -> tuple[Dataset, Federation, Table]:
     loader = conf.resolve(config.data["name"], DATASETS, "data")
     ours = {n for n in inspect.signature(federate).parameters if n not in ("dataset", "key")}
     table = {k: v for k, v in config.data.items() if k != "name"}
@@ -128,6 +197,8 @@ def _federation(config: Config, data_root: Path | None, observer: Observer) -> t
     rest = conf.arguments(federate, split, where="data", given={"dataset": None, "key": stream})
     try:
         dataset = loader(**{**mine, **given})
+        if place is not None:
+            dataset = place(dataset)
         federation = federate(**{**rest, "dataset": dataset})
     except (ValueError, FileNotFoundError, KeyError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error

@@ -20,7 +20,7 @@ from rich.syntax import Syntax
 from rich.table import Table as RichTable
 
 from . import __version__
-from .assembly import Assembled, assemble
+from .assembly import Assembled, assemble, flower
 from .compare import compare as compare_runs
 from .config import Config, ConfigError, config_of, load, override, signature
 from .console import Reporter, partition_table
@@ -86,7 +86,7 @@ def run(
 def resume(
     directory: Annotated[Path, typer.Argument(help="a run directory")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="only rounds, engine, device, evaluate, on_error")
+        list[str] | None, typer.Argument(help="only rounds, engine, device, evaluate, flower, on_error")
     ] = None,
     data_root: DataRoot = None,
 ) -> None:
@@ -201,14 +201,14 @@ _REGISTRIES: dict[str, Mapping[str, Any]] = {
     "datasets": DATASETS,
     "partitions": PARTITIONS,
     "optimizers": OPTIMIZERS,
-    "engines": {"auto": choose, "sequential": Sequential, "vectorised": Vectorised},
+    "engines": {"auto": choose, "sequential": Sequential, "vectorised": Vectorised, "flower": flower},
 }
 _GIVEN = {  # arguments that a run fills in: no keys of a configuration
     "methods": ("program", "rounds", "clients", "seed"),
     "guides": ("model", "init_loc_fn", "create_plates"),
     "datasets": ("root", "progress"),
     "partitions": ("y", "clients", "rng", "site"),
-    "engines": ("name", "program", "device", "chunk", "ragged"),
+    "engines": ("name", "program", "device", "chunk", "ragged", "config"),
 }
 
 

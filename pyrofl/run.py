@@ -129,7 +129,7 @@ class Run:
         self.observer = observer or Observer()
         self.key = root(seed).to(self.device)
         self.names = [c.name for c in federation.clients]
-        self.train = [self._to_device(c.train) for c in federation.clients]
+        self.train = [held(c.train, self.device) for c in federation.clients]
         if method.pools:
             self.train = [_merged(self.train)]
         self.bins: dict[str, Bins] = {}  # reliability tables of the last evaluation
@@ -161,12 +161,6 @@ class Run:
     @property
     def done(self) -> bool:
         return self.round >= self.rounds
-
-    def _to_device(self, data: Data) -> Data:
-        """On the run's device; a client without rows keeps one row of padding, so that every hook has a shape."""
-        if len(data.x) == 0:
-            data = Data(data.x.new_zeros(1, *data.x.shape[1:]), data.y.new_zeros(1), data.n)
-        return Data(*(v.to(self.device) for v in data))
 
     def own(self, client: int, down: Tree) -> Tree:
         """A client's own state, its first one if it has not taken part yet."""
@@ -204,13 +198,17 @@ class Run:
     def _jobs(self, now: Round, key: Tensor) -> list[Job]:
         jobs = []
         for i in self.cohort.draw(len(self.train), fold(key, "cohort")):
-            if self.train[i].rows == 0:
-                now.left_out[self.client_name(i)] = "it has no training rows"
+            if absent := self._absent(i):
+                now.left_out[self.client_name(i)] = absent
                 continue
             down = self.method.down(self.server, i)
             jobs.append(Job(i, down, self.own(i, down), self.train[i], fold(key, "client", i)))
         now.bytes_down = sum(nbytes(j.down) for j in jobs)
         return jobs
+
+    def _absent(self, client: int) -> str | None:
+        """Why a client of the cohort gets no work, or None."""
+        return "it has no training rows" if self.train[client].rows == 0 else None
 
     def _local(self, now: Round, jobs: list[Job]) -> dict[int, Reply]:
         """The replies that may be used, by ascending id."""
@@ -275,7 +273,7 @@ class Run:
 
     def _personal_job(self, i: int) -> Job:
         down = self.method.down(self.server, i)
-        return Job(i, down, self.own(i, down), self.train[i], fold(self.key, "personal", self.round, i))
+        return Job(i, down, self.own(i, down), self.train[i], personal_key(self.key, self.round, i))
 
     def predictions(self, *, draws: int) -> dict[str, dict[str, evaluate.Arrays]]:
         """Posterior predictive draws on each client's test rows (see `evaluate.predict`).
@@ -284,9 +282,9 @@ class Run:
         """
         out: dict[str, dict[str, evaluate.Arrays]] = {"personal": {}, "global": {}}
         common = self.method.common(self.server)
-        tests = [self._to_device(c.test) for c in self.federation.clients]
+        tests = [held(c.test, self.device) for c in self.federation.clients]
         together = isinstance(self.engine, Vectorised) and self.engine.fallback is None
-        key = fold(self.key, "evaluate", self.round)
+        key = evaluation_key(self.key, self.round)
 
         def on(theta: Tree, data: Data, *path: int | str) -> evaluate.Arrays:
             return evaluate.predict(self.method, theta, data, fold(key, *path), draws=draws, together=together)
@@ -315,11 +313,15 @@ class Run:
         if self.done:
             tables = {m: evaluate.reliability(kind, clients, self.evaluation.bins) for m, clients in drawn.items()}
             self.bins = {m: t for m, t in tables.items() if t is not None}
+        self._evaluate_common(now, draws)
+
+    def _evaluate_common(self, now: Round, draws: int) -> None:
         common = self.method.common(self.server)
         if common is not None and self.federation.common is not None:
-            data = self._to_device(self.federation.common)
+            data = held(self.federation.common, self.device)
             arrays = evaluate.predict(self.method, common, data, fold(self.key, "common", self.round), draws=draws)
-            now.scores["global"][evaluate.COMMON] = evaluate.score(kind, {evaluate.COMMON: arrays})[evaluate.COMMON]
+            scores = evaluate.score(self.method.program.kind, {evaluate.COMMON: arrays})[evaluate.COMMON]
+            now.scores.setdefault("global", {})[evaluate.COMMON] = scores
 
     # ------------------------------------------------------------------ saving
 
@@ -348,6 +350,23 @@ def rows_of(now: Round) -> Iterator[Row]:
     for name, total in (("bytes_down", now.bytes_down), ("bytes_up", now.bytes_up)):
         yield Row(now.number, "(server)", "run", name, float(total))
     yield Row(now.number, "(server)", "run", "left_out", float(len(now.left_out)))
+
+
+def held(data: Data, device: torch.device | str = "cpu") -> Data:
+    """A client's rows on a device; one without rows keeps one row of padding, so that every hook has a shape."""
+    if len(data.x) == 0:
+        data = Data(data.x.new_zeros(1, *data.x.shape[1:]), data.y.new_zeros(1), data.n)
+    return Data(*(v.to(device) for v in data))
+
+
+def personal_key(root: Tensor, round: int, client: int) -> Tensor:
+    """The key with which a client makes what it predicts with after a round."""
+    return fold(root, "personal", round, client)
+
+
+def evaluation_key(root: Tensor, round: int) -> Tensor:
+    """The key of a round's posterior draws; each model and client folds its own from it."""
+    return fold(root, "evaluate", round)
 
 
 def _own_reason(own: Tree) -> str | None:

@@ -1,0 +1,186 @@
+"""The server's side of the messages: who is there, what was asked, and what came back, checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from ..config import Patience
+from ..engines import Failure, Job
+from ..engines.base import Hook
+from ..gate import Contract
+from ..method import Reply
+from ..tree import Tree
+from .records import Malformed, record, tree
+
+_MOST_SCALARS = 1000  # in one reply
+
+
+class Member(NamedTuple):
+    """A site that has said who it is."""
+
+    node: int
+    rows: int  # training rows
+    tests: int  # test rows
+
+
+class Exchange:
+    """The engine of Flower nodes: of a job it sends `down`, the key, and the receipt of the own state."""
+
+    name = "flower"
+
+    def __init__(
+        self, grid: Grid, config: str, *, names: Sequence[str], message: Callable[[Tree], Tree], patience: Patience
+    ):
+        self.grid, self.config, self.names, self.message, self.patience = grid, config, names, message, patience
+        self.members: dict[int, Member] = {}  # client -> member
+
+    # ------------------------------------------------------------------ who is there
+
+    def meet(self) -> dict[int, str]:
+        """Ask new nodes who they are and forget those that have gone; returns node -> why it is not taken in."""
+        online = {n.node_id: n.name for n in self.grid.get_nodes()}
+        self.members = {i: m for i, m in self.members.items() if m.node in online}
+        new = online.keys() - {m.node for m in self.members.values()}
+        refused = {}
+        for node, reply in self._ask("query", {node: RecordDict({}) for node in sorted(new)}, self.patience.timeout):
+            found = "it did not answer" if reply is None else self._introduced(node, reply, online[node])
+            if isinstance(found, str):
+                refused[node] = found
+            else:
+                self.members |= found
+        return refused
+
+    def _introduced(self, node: int, reply: Message, registered: str) -> dict[int, Member] | str:
+        """{client: member}, or why the node cannot take part."""
+        if reply.has_error():
+            return last_line(reply.error.reason)
+        facts = reply.content.get("site")
+        if not isinstance(facts, ConfigRecord):
+            return "it did not say which site it is"
+        client, name, rows, tests = (facts.get(k) for k in ("client", "name", "rows", "tests"))
+        if type(client) is not int or not 0 <= client < len(self.names) or name != self.names[client]:
+            return f"it says it is site {name!r}, which is none of {', '.join(self.names[:10])}"
+        if type(rows) is not int or rows < 0 or type(tests) is not int or tests < 0:
+            return f"site {name} reports {rows!r} training rows and {tests!r} test rows"
+        if registered and registered != name:
+            return f"it says it is site {name!r}, but its key is registered for {registered!r}"
+        if client in self.members:
+            return f"site {name} is there already, as node {self.members[client].node}"
+        return {client: Member(node, rows, tests)}
+
+    # ------------------------------------------------------------------ work
+
+    def map(self, hook: Hook, jobs: Sequence[Job]) -> Iterator[tuple[int, Any]]:
+        """The sites' updates as they come; a site that fails or says nothing in time is a Failure.
+
+        The hook is not called: a site has the method's own.
+        """
+        contents = {job.client: _work(job) for job in jobs}
+        wanted = {job.client: (Contract.of(self.message(job.down)), job.key) for job in jobs}
+        for client, reply in self.ask("train", contents):
+            yield client, self._silent(client) if reply is None else _update(client, reply, *wanted[client])
+
+    def scores(self, contents: Mapping[int, RecordDict]) -> Iterator[tuple[int, dict[str, float | None] | Failure]]:
+        """The sites' scores, "MODEL/SCORE" -> value; None where a score is undefined."""
+        for client, reply in self.ask("evaluate", contents):
+            yield client, self._silent(client) if reply is None else _scores(client, reply)
+
+    def ask(self, kind: str, contents: Mapping[int, RecordDict]) -> Iterator[tuple[int, Message | None]]:
+        """(client, reply) in the order of arrival, then (client, None) for those that said nothing in time."""
+        client_of = {self.members[client].node: client for client in contents}
+        by_node = {self.members[client].node: content for client, content in contents.items()}
+        for node, reply in self._ask(kind, by_node, self.patience.timeout):
+            yield client_of[node], reply
+
+    def _silent(self, client: int) -> Failure:
+        return Failure(client, f"no reply within {self.patience.timeout:g} s", "")
+
+    def _ask(
+        self, kind: str, contents: Mapping[int, RecordDict], timeout: float
+    ) -> Iterator[tuple[int, Message | None]]:
+        messages = [self._message(kind, node, content, timeout) for node, content in contents.items()]
+        ids = list(self.grid.push_messages(messages)) if messages else []
+        waiting = {i: m.metadata.dst_node_id for i, m in zip(ids, messages) if i is not None}
+        pause, end = 0.05, time.monotonic() + timeout
+        while waiting and time.monotonic() < end:
+            came = list(self.grid.pull_messages(list(waiting)))
+            for reply in came:
+                node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None:
+                    yield node, reply
+            pause = 0.05 if came else min(1.5 * pause, 1.0)
+            if waiting and not came:
+                time.sleep(pause)
+        unsent = [m.metadata.dst_node_id for m in messages[len(ids) :]]
+        for node in [*waiting.values(), *unsent, *(m.metadata.dst_node_id for i, m in zip(ids, messages) if i is None)]:
+            yield node, None
+
+    def _message(self, kind: str, node: int, content: RecordDict, timeout: float) -> Message:
+        asked = content.get("asked", ConfigRecord())
+        asked["config"] = self.config
+        content["asked"] = asked
+        build = getattr(self.grid, "message", Message)
+        return build(content=content, dst_node_id=node, message_type=kind, ttl=timeout)
+
+
+def receipt_of(own: Tree) -> dict[str, int]:
+    """`after` of a request: the receipt that the server holds for a site's own state, where it holds one."""
+    return {"after": int(own["receipt"])} if "receipt" in own else {}
+
+
+def _work(job: Job) -> RecordDict:
+    asked = {"key": int(job.key), **receipt_of(job.own)}
+    return RecordDict({"down": record(job.down), "asked": ConfigRecord(asked)})
+
+
+def _update(client: int, reply: Message, contract: Contract, key: torch.Tensor) -> Reply | Failure:
+    """A site's update, or what is wrong with it. The own state stays there: the server keeps its receipt."""
+    if reply.has_error():
+        return Failure(client, last_line(reply.error.reason), reply.error.reason or "")
+    content = reply.content
+    try:
+        up = tree(content.get("up"), contract)
+        info = _scalars(content.get("info"))
+        kept = content.get("kept")
+        if not isinstance(kept, ConfigRecord) or not isinstance(kept.get("own"), bool):
+            raise Malformed("the message does not say whether the site keeps a state")
+    except Malformed as error:
+        return Failure(client, str(error), "")
+    own = {"receipt": key.cpu().clone()} if kept["own"] else {}
+    return Reply(up, own, {k: torch.tensor(v, dtype=torch.float64) for k, v in info.items()})
+
+
+def _scores(client: int, reply: Message) -> dict[str, float | None] | Failure:
+    if reply.has_error():
+        return Failure(client, last_line(reply.error.reason), reply.error.reason or "")
+    try:
+        known = _scalars(reply.content.get("scores"))
+        undefined = reply.content.get("undefined")
+        if not isinstance(undefined, ConfigRecord) or not isinstance(undefined.get("names"), list):
+            raise Malformed("the message does not say which scores are undefined")
+    except Malformed as error:
+        return Failure(client, str(error), "")
+    return {**known, **{str(name): None for name in undefined["names"]}}
+
+
+def _scalars(received: object) -> dict[str, float]:
+    if not isinstance(received, MetricRecord):
+        raise Malformed(f"the message holds {type(received).__name__} where scalars should be")
+    if len(received) > _MOST_SCALARS:
+        raise Malformed(f"the message holds {len(received)} scalars, at most {_MOST_SCALARS} are taken")
+    for name, v in received.items():
+        if not isinstance(v, int | float):
+            raise Malformed(f"scalar {name!r} is a {type(v).__name__}")
+    return {name: float(v) for name, v in received.items()}
+
+
+def last_line(text: str | None) -> str:
+    """What a traceback ends with."""
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    return lines[-1] if lines else "it failed and gave no reason"
