@@ -16,6 +16,7 @@ from torch import nn
 
 from . import config as conf
 from .bayesian import Bayesian, Prior
+from .compression import Compression
 from .config import Config, ConfigError, Evaluation, Patience, Table
 from .data import Dataset, Federation
 from .datasets import DATASETS
@@ -24,9 +25,11 @@ from .federation import federate
 from .gate import Outliers
 from .guides import GUIDES
 from .likelihoods import LIKELIHOODS
+from .messages import Messages
 from .methods import METHODS
 from .methods.fedavg import FedAvg
 from .priors import PRIORS
+from .privacy import Privacy
 from .program import Program
 from .random import fold, root
 from .run import Observer, Participation, Run
@@ -45,6 +48,7 @@ class Assembled:
     federation: Federation
     method: FedAvg
     device: torch.device
+    messages: Messages
 
     def run(self, directory: RunDirectory | None = None, observer: Observer | None = None) -> Run:
         """The run, on a directory or in memory only."""
@@ -79,6 +83,7 @@ class Assembled:
             "start": load_tree(_server_file(c.start), "cpu")[0] if c.start else None,
             "device": self.device,
             "observer": observer,
+            "messages": self.messages,
         }
 
     @property
@@ -118,8 +123,25 @@ def assemble(
     values: dict[str, Any] = {**tables, "data": data, "method": method_table}
     full = replace(config, **values)
     _check_engine(config.engine, method, device)
+    messages = Messages(method, Compression(program, config.compression), _privacy(config.privacy))
+    if messages.privacy is not None:
+        try:
+            messages.privacy.check(method, method.down(method.init(fold(root(config.seed), "init")), 0))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
     Participation(**tables["cohort"]).count(1 if method.pools else len(federation))
-    return Assembled(full, federation, method, device)
+    return Assembled(full, federation, method, device, messages)
+
+
+def _privacy(table: Table) -> Privacy | None:
+    if not table:
+        return None
+    try:
+        privacy = Privacy(**conf.arguments(Privacy, table, where="privacy"))
+        privacy.spent(1)
+    except (ValueError, ModuleNotFoundError) as error:
+        raise ConfigError(str(error)) from None
+    return privacy
 
 
 def flower(config: Config) -> Patience:
@@ -174,9 +196,8 @@ def _loaded(
         raise ConfigError(str(error)) from None
     if at == "server":
         return schema.empty(), schema.federation(), config.data
-    return _federation(
-        config, data_root, observer, lambda rows: schema.whole(rows) if at is None else schema.at(rows, at)
-    )
+    place = schema.whole if at is None else functools.partial(schema.at, site=at)
+    return _federation(config, data_root, observer, place)
 
 
 def _federation(

@@ -91,6 +91,8 @@ class Config:
     outliers: Table = field(default_factory=dict)
     flower: Table = field(default_factory=dict)
     schema: Table = field(default_factory=dict)
+    privacy: Table = field(default_factory=dict)
+    compression: Literal["none", "float16", "int8"] = "none"
     seed: int = 0
     rounds: int = 10
     engine: str = "auto"

@@ -15,6 +15,7 @@ from .config import ConfigError, Evaluation
 from .data import Data, Federation
 from .engines import Engine, Failure, Job, Vectorised
 from .gate import Contract, Outliers
+from .messages import Messages
 from .method import Cohort, Reply
 from .methods.fedavg import FedAvg
 from .metrics import Bins
@@ -115,6 +116,7 @@ class Run:
         start: Tree | None = None,
         device: torch.device | str = "cpu",
         observer: Observer | None = None,
+        messages: Messages | None = None,
     ):
         self.method, self.federation, self.engine, self.rounds, self.seed = (
             method,
@@ -127,6 +129,7 @@ class Run:
         self.outliers, self.on_error = outliers or Outliers(), on_error
         self.directory, self.identity, self.device = directory, identity, torch.device(device)
         self.observer = observer or Observer()
+        self.messages = messages or Messages.plain(method)
         self.key = root(seed).to(self.device)
         self.names = [c.name for c in federation.clients]
         self.train = [held(c.train, self.device) for c in federation.clients]
@@ -188,6 +191,8 @@ class Run:
             self.states.put(i, reply.own, now.number)
         self.server, self.round = server, now.number
         now.report = {name: float(v) for name, v in part(server, "report").items()}
+        if self.messages.privacy is not None:
+            now.report["epsilon"] = self.messages.privacy.spent(now.number)
         if now.number % self.evaluation.every == 0 or self.done:
             self._evaluate(now)
         now.seconds = time.perf_counter() - began
@@ -215,7 +220,7 @@ class Run:
         began, replies = time.perf_counter(), {}
         contracts = {j.client: j.down for j in jobs}
         self.observer.progress("training", 0, len(jobs))
-        for done, (i, reply) in enumerate(self.engine.map(self.method.local, jobs), 1):
+        for done, (i, reply) in enumerate(self.engine.map(self.messages.local, jobs), 1):
             self.observer.progress("training", done, len(jobs))
             name = self.client_name(i)
             if isinstance(reply, Failure):
@@ -225,7 +230,7 @@ class Run:
             if reason:
                 self._left_out(now, name, reason)
             else:
-                now.bytes_up += nbytes(reply.up)
+                now.bytes_up += nbytes(self.messages.wire(contracts[i]))
                 replies[i] = reply
         now.local_seconds = time.perf_counter() - began
         for i, reason in self.outliers.find({i: r.up for i, r in replies.items()}).items():

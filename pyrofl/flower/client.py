@@ -21,7 +21,8 @@ def client_app(open_site: Open) -> ClientApp:
     @app.query()
     def hello(message: Message, context: Context) -> Message:
         site = open_site(_asked(message)["config"], context)
-        facts = {"client": site.client, "name": site.name, "rows": site.train.rows, "tests": site.test.rows}
+        rows, tests = site.counts()
+        facts = {"client": site.client, "name": site.name, "rows": rows, "tests": tests}
         return Message(RecordDict({"site": ConfigRecord(facts)}), reply_to=message)
 
     @app.train()

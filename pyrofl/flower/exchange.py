@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from ..config import Patience
 from ..engines import Failure, Job
 from ..engines.base import Hook
 from ..gate import Contract
+from ..messages import Messages
 from ..method import Reply
 from ..tree import Tree
 from .records import Malformed, record, tree
@@ -34,10 +35,8 @@ class Exchange:
 
     name = "flower"
 
-    def __init__(
-        self, grid: Grid, config: str, *, names: Sequence[str], message: Callable[[Tree], Tree], patience: Patience
-    ):
-        self.grid, self.config, self.names, self.message, self.patience = grid, config, names, message, patience
+    def __init__(self, grid: Grid, config: str, *, names: Sequence[str], messages: Messages, patience: Patience):
+        self.grid, self.config, self.names, self.messages, self.patience = grid, config, names, messages, patience
         self.members: dict[int, Member] = {}  # client -> member
 
     # ------------------------------------------------------------------ who is there
@@ -82,9 +81,13 @@ class Exchange:
         The hook is not called: a site has the method's own.
         """
         contents = {job.client: _work(job) for job in jobs}
-        wanted = {job.client: (Contract.of(self.message(job.down)), job.key) for job in jobs}
+        downs = {job.client: job.down for job in jobs}
+        wanted = {job.client: (Contract.of(self.messages.wire(job.down)), job.key) for job in jobs}
         for client, reply in self.ask("train", contents):
-            yield client, self._silent(client) if reply is None else _update(client, reply, *wanted[client])
+            found = self._silent(client) if reply is None else _update(client, reply, *wanted[client])
+            if isinstance(found, Reply):
+                found = found._replace(up=self.messages.decode(found.up, downs[client]))
+            yield client, found
 
     def scores(self, contents: Mapping[int, RecordDict]) -> Iterator[tuple[int, dict[str, float | None] | Failure]]:
         """The sites' scores, "MODEL/SCORE" -> value; None where a score is undefined."""

@@ -10,6 +10,7 @@ from flwr.app import Context, RecordDict
 
 from ..config import Patience
 from ..data import Federation
+from ..messages import Messages
 from ..methods.fedavg import FedAvg
 from ..run import held
 from ..store import RunDirectory
@@ -27,19 +28,21 @@ def local_run(
     directory: RunDirectory | None = None,
     device: torch.device | str = "cpu",
     patience: Patience | None = None,
+    messages: Messages | None = None,
     **rest: Any,
 ) -> FlowerRun:
     """A run on a `LocalGrid`: every message is made, sent to a ClientApp, answered and checked as it is in earnest.
 
     The clients' own states lie in `sites/ID` of the run's directory, or in memory where there is none.
     """
+    messages = messages or Messages.plain(method)
     folder = None if directory is None else directory.path / "sites"
 
     def open_site(config: str, context: Context) -> Site:
         i = int(context.node_config["partition-id"])
         client = federation.clients[i]
         states = InContext(context) if folder is None else InFolder(folder / str(i))
-        return Site(method, i, client.name, held(client.train, device), held(client.test, device), states)
+        return Site(messages, i, client.name, held(client.train, device), held(client.test, device), states)
 
     nodes = contexts(range(len(federation)))
     grid = LocalGrid(client_app(open_site), nodes)
@@ -49,6 +52,7 @@ def local_run(
         grid=grid,
         config="",
         patience=patience or Patience(),
+        messages=messages,
         directory=directory,
         device=device,
         **rest,

@@ -39,12 +39,13 @@ def open_site(config: str, context: Context) -> Site:
     states: States = InFolder(Path(str(folder))) if folder else InContext(context)
     held_here = assembled.federation.clients[client]
     return Site(
-        assembled.method,
+        assembled.messages,
         client,
         held_here.name,
         held(held_here.train, assembled.device),
         held(held_here.test, assembled.device),
         states,
+        secretive="site" in node,
     )
 
 

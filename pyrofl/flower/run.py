@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from ..config import Patience
 from ..data import Data, Federation
 from ..engines import Failure
+from ..messages import Messages
 from ..methods.fedavg import FedAvg
 from ..run import Round, Run
 from ..tree import Tree, without
@@ -32,7 +33,15 @@ class FlowerRun(Run):
     engine: Exchange
 
     def __init__(
-        self, method: FedAvg, federation: Federation, *, grid: Grid, config: str, patience: Patience, **rest: Any
+        self,
+        method: FedAvg,
+        federation: Federation,
+        *,
+        grid: Grid,
+        config: str,
+        patience: Patience,
+        messages: Messages | None = None,
+        **rest: Any,
     ):
         if method.pools:
             raise ValueError(
@@ -40,8 +49,9 @@ class FlowerRun(Run):
                 "it: use engine = 'sequential'"
             )
         names = [c.name for c in federation.clients]
-        engine = Exchange(grid, config, names=names, message=method.message, patience=patience)
-        super().__init__(method, federation, engine=engine, **rest)
+        messages = messages or Messages.plain(method)
+        engine = Exchange(grid, config, names=names, messages=messages, patience=patience)
+        super().__init__(method, federation, engine=engine, messages=messages, **rest)
         blank = federation.clients[0].train
         x, y = blank.x.new_zeros(1, *federation.shape), blank.y.new_zeros(1)
         self._nobody = Data(x, y, torch.tensor(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +10,14 @@ from torch import Tensor
 
 from .. import evaluate
 from ..data import Data
+from ..messages import Messages
 from ..method import Reply
 from ..methods.fedavg import FedAvg
+from ..privacy import keyed_noise, secret_noise
 from ..random import fold
 from ..run import evaluation_key, personal_key
 from ..tree import Tree
+from .records import record
 from .states import States
 
 Scores = dict[str, dict[str, float | None]]  # "personal" or "global" -> score -> value
@@ -23,21 +27,41 @@ Scores = dict[str, dict[str, float | None]]  # "personal" or "global" -> score -
 class Site:
     """One client, on its own machine: rows and states stay here."""
 
-    method: FedAvg
+    messages: Messages
     client: int  # its id in the federation
     name: str
     train: Data
     test: Data
     states: States
+    secretive: bool = False  # whether noise comes from the site's secret; a simulation's can be repeated
+
+    @property
+    def method(self) -> FedAvg:
+        return self.messages.method
+
+    def counts(self) -> tuple[int, int]:
+        """(training rows, test rows) as the server may know them: under privacy, whether there are any."""
+        rows, tests, privacy = self.train.rows, self.test.rows, self.messages.privacy
+        return (rows, tests) if privacy is None else (min(rows, 1), min(tests, 1) if privacy.scores else 0)
 
     def update(self, down: Tree, key: Tensor, after: int | None) -> Reply:
-        """The client's local update, from the own state with the receipt `after` (None: its first)."""
+        """The client's local update, from the own state with the receipt `after` (None: its first).
+
+        `up` is as it travels: protected and compressed.
+        """
         reply = self.method.local(down, self.own(down, after), self.train, key)
+        if (privacy := self.messages.privacy) is not None:
+            reply = privacy.reply(reply, down, self._noise(reply.up, down, key, after))
         if after is not None:
             self.states.keep(after)
         if reply.own:
             self.states.put(int(key), reply.own)
-        return reply
+        return reply._replace(up=self.messages.encode(reply.up, down, key))
+
+    def _noise(self, like: Tree, down: Tree, key: Tensor, after: int | None) -> Tree:
+        if not self.secretive:
+            return keyed_noise(like, key)
+        return secret_noise(like, self.states.secret(), digest(down), repr((int(key), after)).encode())
 
     def own(self, down: Tree, after: int | None) -> Tree:
         if after is None:
@@ -62,6 +86,15 @@ class Site:
             if arrays:
                 out[model] = evaluate.score(kind, {self.name: arrays})[self.name]
         return out
+
+
+def digest(tree: Tree) -> bytes:
+    """A hash of a tree's names and bits."""
+    sha = hashlib.sha256()
+    for name in sorted(tree):
+        array = record({name: tree[name]})[name]
+        sha.update(repr((name, array.dtype, array.shape)).encode() + array.data)
+    return sha.digest()
 
 
 def as_key(value: int) -> Tensor:

@@ -7,12 +7,13 @@ from its last round, find the state that they start from.
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Protocol
 
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 
-from ..store import load_tree, save_tree
+from ..store import load_tree, save_tree, write
 from ..tree import Tree
 from .records import record, tree
 
@@ -27,6 +28,9 @@ class States(Protocol):
     def keep(self, receipt: int) -> None:
         """Drop all but this one."""
 
+    def secret(self) -> bytes:
+        """32 random bytes that never leave the site, the same each time."""
+
 
 class InContext:
     """States in Flower's `Context.state`, which lasts as long as the node's part in one run of Flower."""
@@ -40,6 +44,11 @@ class InContext:
 
     def put(self, receipt: int, state: Tree) -> None:
         self._records[_name(receipt)] = record(state)
+
+    def secret(self) -> bytes:
+        if "secret" not in self._records:
+            self._records["secret"] = ConfigRecord({"secret": secrets.token_bytes(32)})
+        return bytes(self._records["secret"]["secret"])
 
     def keep(self, receipt: int) -> None:
         for name in [n for n in self._records if n.startswith("own-") and n != _name(receipt)]:
@@ -64,6 +73,14 @@ class InFolder:
         for path in self.folder.glob(f"own-*{_SUFFIX}"):
             if path != self._path(receipt):
                 path.unlink(missing_ok=True)
+
+    def secret(self) -> bytes:
+        path = self.folder / "secret"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write(path, secrets.token_bytes(32))
+            path.chmod(0o600)
+        return path.read_bytes()
 
     def _path(self, receipt: int) -> Path:
         return self.folder / f"{_name(receipt)}{_SUFFIX}"
