@@ -133,6 +133,11 @@ def assemble(
     return Assembled(full, federation, method, device, messages)
 
 
+def site_config(config: Config, data: str | Path) -> Config:
+    """The configuration with the data set read from a site's own file."""
+    return replace(config, data={**config.data, "path": str(data)})
+
+
 def _privacy(table: Table) -> Privacy | None:
     if not table:
         return None

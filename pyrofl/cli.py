@@ -1,4 +1,4 @@
-"""The command line: pyrofl run | resume | compare | partition | shrink | list."""
+"""The command line: pyrofl run | resume | compare | partition | check-site | shrink | list."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from rich.table import Table as RichTable
 
 from . import __version__
 from .assembly import Assembled, assemble, flower
+from .check_site import rehearse
+from .check_site import say as say_site
 from .compare import compare as compare_runs
 from .config import Config, ConfigError, config_of, load, override, signature
 from .console import Reporter, partition_table
@@ -189,6 +191,17 @@ def compare(
 ) -> None:
     """One table of several runs: accuracy, NLL, Brier, ECE, bytes and seconds; and figures."""
     compare_runs(runs, out, console)
+
+
+@app.command("check-site")
+def check_site(
+    data: Annotated[Path, typer.Argument(help="the site's own file or folder")],
+    config: Annotated[Path, typer.Option(help="the federation's TOML configuration, with a schema")],
+    site: Annotated[str, typer.Option(help="the site's name in the schema")],
+    overrides: Overrides = None,
+) -> None:
+    """Before joining: check the data against the federation's schema and show what would leave the site."""
+    say_site(rehearse(load(config, overrides or []), data, site), console)
 
 
 app.command()(shrink)

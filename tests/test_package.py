@@ -128,7 +128,7 @@ LAYERS = (
         "messages",
     },
     {"evaluate", "run"},
-    {"assembly", "console", "plots", "compare", "flower"},
+    {"assembly", "console", "plots", "compare", "flower", "check_site"},
 )
 OUTER = {"command", "figures"}  # of `empirical_bayes`: what people see; its estimators are called by methods
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 
-from ..assembly import Assembled, assemble
-from ..config import Config, ConfigError, config_of
+from ..assembly import Assembled, assemble, site_config
+from ..config import ConfigError, config_of
 from ..run import held
 from .site import Site
 from .states import InContext, InFolder, States
@@ -47,11 +46,6 @@ def open_site(config: str, context: Context) -> Site:
         states,
         secretive="site" in node,
     )
-
-
-def site_config(config: Config, data: str | Path) -> Config:
-    """The configuration with the data set read from a site's own file."""
-    return replace(config, data={**config.data, "path": str(data)})
 
 
 def _simulated_folder(context: Context, client: int) -> str:
