@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from support.documents import ROOT
+from .documents import ROOT
 
 PATIENCE = float(os.environ.get("PYROFL_TEST_PATIENCE", "300"))  # seconds, for any one thing to happen
 
@@ -99,12 +99,8 @@ class Deployment:
             trust = None
         else:
             self._certificates()
-            files = (
-                ("--ssl-certfile", "server.pem"),
-                ("--ssl-keyfile", "server.key"),
-                ("--ssl-ca-certfile", "authority.pem"),
-            )
-            paths = [word for flag, file in files for word in (flag, str(self.folder / file))]
+            files = {"certfile": "server.pem", "keyfile": "server.key", "ca-certfile": "authority.pem"}
+            paths = [word for flag, file in files.items() for word in (f"--ssl-{flag}", str(self.folder / file))]
             self.begin("superlink", *common, *paths, "--enable-supernode-auth")
             trust = ssl.create_default_context(cafile=str(self.folder / "authority.pem"))
         scheme = "http" if self.simulation else "https"
