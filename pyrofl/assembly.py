@@ -34,6 +34,7 @@ from .program import Program
 from .random import fold, root
 from .run import Observer, Participation, Run
 from .schema import Schema
+from .secure import Secure
 from .store import RunDirectory, load_tree
 
 _LIFT = ("points",)  # keys of `prior` that say which parameters have none
@@ -123,12 +124,7 @@ def assemble(
     values: dict[str, Any] = {**tables, "data": data, "method": method_table}
     full = replace(config, **values)
     _check_engine(config.engine, method, device)
-    messages = Messages(method, Compression(program, config.compression), _privacy(config.privacy))
-    if messages.privacy is not None:
-        try:
-            messages.privacy.check(method, method.down(method.init(fold(root(config.seed), "init")), 0))
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+    messages = _messages(config, method)
     Participation(**tables["cohort"]).count(1 if method.pools else len(federation))
     return Assembled(full, federation, method, device, messages)
 
@@ -138,15 +134,24 @@ def site_config(config: Config, data: str | Path) -> Config:
     return replace(config, data={**config.data, "path": str(data)})
 
 
-def _privacy(table: Table) -> Privacy | None:
-    if not table:
-        return None
+def _messages(config: Config, method: FedAvg) -> Messages:
+    """What happens to the method's messages, refused where it would not hold for this method."""
+    server = method.init(fold(root(config.seed), "init"))
+    privacy: Privacy | None = None
+    secure: Secure | None = None
     try:
-        privacy = Privacy(**conf.arguments(Privacy, table, where="privacy"))
-        privacy.spent(1)
+        if config.privacy:
+            privacy = Privacy(**conf.arguments(Privacy, config.privacy, where="privacy"))
+            privacy.spent(1)
+            privacy.check(method, method.down(server, 0))
+        if config.secure:
+            if config.compression != "none":
+                raise ConfigError('secure sums whole numbers of its own: use compression = "none"')
+            secure = Secure(**conf.arguments(Secure, config.secure, where="secure"))
+            secure.check(method, server)
     except (ValueError, ModuleNotFoundError) as error:
         raise ConfigError(str(error)) from None
-    return privacy
+    return Messages(method, Compression(method.program, config.compression), privacy, secure)
 
 
 def flower(config: Config) -> Patience:

@@ -92,6 +92,7 @@ class Config:
     flower: Table = field(default_factory=dict)
     schema: Table = field(default_factory=dict)
     privacy: Table = field(default_factory=dict)
+    secure: Table = field(default_factory=dict)
     compression: Literal["none", "float16", "int8"] = "none"
     seed: int = 0
     rounds: int = 10

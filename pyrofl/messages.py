@@ -1,4 +1,4 @@
-"""What a client's reply goes through between `local` and the server: protection at the client, then compression."""
+"""What a client's reply goes through on its way to the server: protection, then compression or masks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from .data import Data
 from .method import Reply
 from .methods.fedavg import FedAvg
 from .privacy import Privacy, keyed_noise
+from .secure import Secure
 from .tree import Tree
 
 
@@ -21,6 +22,7 @@ class Messages:
     method: FedAvg
     compression: Compression
     privacy: Privacy | None = None
+    secure: Secure | None = None
 
     @classmethod
     def plain(cls, method: FedAvg) -> Messages:
@@ -31,6 +33,8 @@ class Messages:
         reply = self.method.local(down, own, data, key)
         if self.privacy is not None:
             reply = self.privacy.reply(reply, down, keyed_noise(reply.up, key))
+        if self.secure is not None:  # the masks cancel in the sum: what stays is the rounding
+            return reply._replace(up=self.secure.rounded(reply.up, down))
         if self.compression.kind == "none":
             return reply
         return reply._replace(up=self.decode(self.encode(reply.up, down, key), down))
@@ -43,4 +47,5 @@ class Messages:
 
     def wire(self, down: Tree) -> Tree:
         """Names, shapes and dtypes of what travels in answer to `down`."""
-        return self.compression.wire(self.method.message(down))
+        message = self.method.message(down)
+        return self.compression.wire(message) if self.secure is None else self.secure.wire(message)

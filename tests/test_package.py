@@ -125,6 +125,7 @@ LAYERS = (
         "schema",
         "compression",
         "privacy",
+        "secure",
         "messages",
     },
     {"evaluate", "run"},

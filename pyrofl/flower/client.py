@@ -15,7 +15,7 @@ Open = Callable[[str, Context], Site]  # (configuration, context) -> the site be
 
 
 def client_app(open_site: Open) -> ClientApp:
-    """Answers three kinds of message, each with the run's configuration: who are you, train, evaluate."""
+    """Answers four kinds of message, each with the run's configuration: who are you, your key, train, evaluate."""
     app = ClientApp()
 
     @app.query()
@@ -25,11 +25,18 @@ def client_app(open_site: Open) -> ClientApp:
         facts = {"client": site.client, "name": site.name, "rows": rows, "tests": tests}
         return Message(RecordDict({"site": ConfigRecord(facts)}), reply_to=message)
 
+    @app.query("key")
+    def key(message: Message, context: Context) -> Message:
+        asked = _asked(message)
+        public = open_site(asked["config"], context).public_key(as_key(asked["key"]))
+        return Message(RecordDict({"key": ConfigRecord({"public": public})}), reply_to=message)
+
     @app.train()
     def train(message: Message, context: Context) -> Message:
         asked = _asked(message)
         site = open_site(asked["config"], context)
-        reply = site.update(tree(message.content["down"]), as_key(asked["key"]), asked.get("after"))
+        group = dict(zip(asked["sites"], asked["keys"], strict=True)) if "sites" in asked else None
+        reply = site.update(tree(message.content["down"]), as_key(asked["key"]), asked.get("after"), group)
         info = MetricRecord({name: float(v) for name, v in reply.info.items()})
         has_own = ConfigRecord({"own": bool(reply.own)})
         return Message(RecordDict({"up": record(reply.up), "info": info, "kept": has_own}), reply_to=message)

@@ -18,6 +18,7 @@ from ..messages import Messages
 from ..method import Reply
 from ..tree import Tree
 from .records import Malformed, record, tree
+from .sums import sum_of_masked
 
 _MOST_SCALARS = 1000  # in one reply
 
@@ -80,11 +81,14 @@ class Exchange:
 
         The hook is not called: a site has the method's own.
         """
-        contents = {job.client: _work(job) for job in jobs}
+        if self.messages.secure is not None:
+            yield from sum_of_masked(self, jobs)
+            return
+        contents = {job.client: work(job) for job in jobs}
         downs = {job.client: job.down for job in jobs}
         wanted = {job.client: (Contract.of(self.messages.wire(job.down)), job.key) for job in jobs}
         for client, reply in self.ask("train", contents):
-            found = self._silent(client) if reply is None else _update(client, reply, *wanted[client])
+            found = self.silent(client) if reply is None else update(client, reply, *wanted[client])
             if isinstance(found, Reply):
                 found = found._replace(up=self.messages.decode(found.up, downs[client]))
             yield client, found
@@ -92,7 +96,7 @@ class Exchange:
     def scores(self, contents: Mapping[int, RecordDict]) -> Iterator[tuple[int, dict[str, float | None] | Failure]]:
         """The sites' scores, "MODEL/SCORE" -> value; None where a score is undefined."""
         for client, reply in self.ask("evaluate", contents):
-            yield client, self._silent(client) if reply is None else _scores(client, reply)
+            yield client, self.silent(client) if reply is None else _scores(client, reply)
 
     def ask(self, kind: str, contents: Mapping[int, RecordDict]) -> Iterator[tuple[int, Message | None]]:
         """(client, reply) in the order of arrival, then (client, None) for those that said nothing in time."""
@@ -101,7 +105,7 @@ class Exchange:
         for node, reply in self._ask(kind, by_node, self.patience.timeout):
             yield client_of[node], reply
 
-    def _silent(self, client: int) -> Failure:
+    def silent(self, client: int) -> Failure:
         return Failure(client, f"no reply within {self.patience.timeout:g} s", "")
 
     def _ask(
@@ -137,12 +141,12 @@ def receipt_of(own: Tree) -> dict[str, int]:
     return {"after": int(own["receipt"])} if "receipt" in own else {}
 
 
-def _work(job: Job) -> RecordDict:
+def work(job: Job) -> RecordDict:
     asked = {"key": int(job.key), **receipt_of(job.own)}
     return RecordDict({"down": record(job.down), "asked": ConfigRecord(asked)})
 
 
-def _update(client: int, reply: Message, contract: Contract, key: torch.Tensor) -> Reply | Failure:
+def update(client: int, reply: Message, contract: Contract, key: torch.Tensor) -> Reply | Failure:
     """A site's update, or what is wrong with it. The own state stays there: the server keeps its receipt."""
     if reply.has_error():
         return Failure(client, last_line(reply.error.reason), reply.error.reason or "")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .. import evaluate
+from .. import evaluate, secure
 from ..data import Data
 from ..messages import Messages
 from ..method import Reply
@@ -44,10 +45,14 @@ class Site:
         rows, tests, privacy = self.train.rows, self.test.rows, self.messages.privacy
         return (rows, tests) if privacy is None else (min(rows, 1), min(tests, 1) if privacy.scores else 0)
 
-    def update(self, down: Tree, key: Tensor, after: int | None) -> Reply:
+    def public_key(self, key: Tensor) -> bytes:
+        """This site's public key for the sum of one round."""
+        return secure.public_key(self.states.secret(), _bytes(key))
+
+    def update(self, down: Tree, key: Tensor, after: int | None, group: Mapping[int, bytes] | None = None) -> Reply:
         """The client's local update, from the own state with the receipt `after` (None: its first).
 
-        `up` is as it travels: protected and compressed.
+        `up` is as it travels: protected, and compressed or masked for the sites of `group` (site -> public key).
         """
         reply = self.method.local(down, self.own(down, after), self.train, key)
         if (privacy := self.messages.privacy) is not None:
@@ -56,7 +61,14 @@ class Site:
             self.states.keep(after)
         if reply.own:
             self.states.put(int(key), reply.own)
-        return reply._replace(up=self.messages.encode(reply.up, down, key))
+        if self.messages.secure is None:
+            return reply._replace(up=self.messages.encode(reply.up, down, key))
+        if group is None:
+            raise ValueError("the server asks for a plain update where the configuration says secure: refused")
+        codes = self.messages.secure.encode(reply.up, down)
+        if reason := self.messages.secure.reason(codes):
+            raise ValueError(reason)
+        return reply._replace(up=secure.masked(codes, self.client, group, self.states.secret(), _bytes(key)))
 
     def _noise(self, like: Tree, down: Tree, key: Tensor, after: int | None) -> Tree:
         if not self.secretive:
@@ -86,6 +98,10 @@ class Site:
             if arrays:
                 out[model] = evaluate.score(kind, {self.name: arrays})[self.name]
         return out
+
+
+def _bytes(key: Tensor) -> bytes:
+    return int(key).to_bytes(8, "little", signed=True)
 
 
 def digest(tree: Tree) -> bytes:

@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason="needs pip install 'pyrofl[flower]'")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from pyrofl.engines import Failure
-from pyrofl.flower.exchange import _update
+from pyrofl.flower.exchange import update
 from pyrofl.flower.grid import LocalGrid
 from pyrofl.flower.local import local_run
 from pyrofl.flower.records import RAW, Malformed, record, tree
@@ -42,7 +42,7 @@ def replied(content: RecordDict) -> Any:
     """What the server makes of a reply."""
     grid = LocalGrid(None, {})  # type: ignore[arg-type]
     asked = grid.message(content=RecordDict({}), dst_node_id=1, message_type="train")
-    return _update(0, Message(content, reply_to=asked), CONTRACT, root(1))
+    return update(0, Message(content, reply_to=asked), CONTRACT, root(1))
 
 
 def array(name: str, **changes: Any) -> Array:
@@ -174,7 +174,7 @@ def test_an_error_reply_is_a_failure_with_its_last_line() -> None:
     grid = LocalGrid(None, {})  # type: ignore[arg-type]
     asked = grid.message(content=RecordDict({}), dst_node_id=1, message_type="train")
     trace = "Traceback ...\n  File x\nValueError: no such column\n"
-    found = _update(0, Message(Error(2, trace), reply_to=asked), CONTRACT, root(1))
+    found = update(0, Message(Error(2, trace), reply_to=asked), CONTRACT, root(1))
     assert (found.reason, found.details) == ("ValueError: no such column", trace)
 
 
