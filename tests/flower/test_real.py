@@ -167,7 +167,11 @@ def test_sites_die_send_nan_come_late_and_the_server_is_restarted(
         here.supernode(name, file(name))
     here.supernode("switzerland", file("switzerland"), key="stranger")
     first = here.run(config, out)
-    said = lambda number=first: here.said(f"run-{number}")
+
+    def said(number: str = first) -> str:
+        text = here.said(f"run-{number}")
+        assert "raised an exception" not in text, text
+        return text
 
     until("round 1", lambda: "round 1/5" in said(), 2 * PATIENCE)
     assert "switzerland: it is not connected" in said() or "more left out" in said()
