@@ -105,6 +105,14 @@ class FlowerRun(Run):
 
     # ------------------------------------------------------------------ evaluation
 
+    def personal(self, client: int) -> Tree:
+        raise LookupError(
+            f"what client {self.client_name(client)} predicts with stays at its site; its scores are in the rounds"
+        )
+
+    def predictions(self, *, draws: int) -> dict[str, dict[str, Any]]:
+        raise LookupError("test rows stay at the sites, and predictions with them; their scores are in the rounds")
+
     def _evaluate(self, now: Round) -> None:
         draws = self.evaluation.final_draws if self.done else self.evaluation.draws
         contents = {i: self._request(i, draws) for i, m in sorted(self.engine.members.items()) if m.tests}
