@@ -23,6 +23,8 @@ from .random import fold, generator, root
 from .store import Row, RunDirectory, States, check_like
 from .tree import Tree, all_finite, nbytes, part, stack
 
+RECEIPT = "site/receipt"  # in place of an own state that lies at its client's site: the key that made it
+
 Scores = dict[str, dict[str, dict[str, float | None]]]  # "personal" or "global" -> client -> score -> value
 
 
@@ -168,6 +170,8 @@ class Run:
     def own(self, client: int, down: Tree) -> Tree:
         """A client's own state, its first one if it has not taken part yet."""
         kept = self.states.get(client)
+        if kept is not None and kept.keys() == {RECEIPT}:
+            raise ConfigError("this run's clients keep their states at their sites: go on with engine = 'flower'")
         return self.method.join(down) if kept is None else kept
 
     def client_name(self, client: int) -> str:

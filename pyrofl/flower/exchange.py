@@ -16,6 +16,7 @@ from ..engines.base import Hook
 from ..gate import Contract
 from ..messages import Messages
 from ..method import Reply
+from ..run import RECEIPT
 from ..tree import Tree
 from .records import Malformed, record, tree
 from .sums import sum_of_masked
@@ -138,7 +139,7 @@ class Exchange:
 
 def receipt_of(own: Tree) -> dict[str, int]:
     """`after` of a request: the receipt that the server holds for a site's own state, where it holds one."""
-    return {"after": int(own["receipt"])} if "receipt" in own else {}
+    return {"after": int(own[RECEIPT])} if RECEIPT in own else {}
 
 
 def work(job: Job) -> RecordDict:
@@ -159,7 +160,7 @@ def update(client: int, reply: Message, contract: Contract, key: torch.Tensor) -
             raise Malformed("the message does not say whether the site keeps a state")
     except Malformed as error:
         return Failure(client, str(error), "")
-    own = {"receipt": key.cpu().clone()} if kept["own"] else {}
+    own = {RECEIPT: key.cpu().clone()} if kept["own"] else {}
     return Reply(up, own, {k: torch.tensor(v, dtype=torch.float64) for k, v in info.items()})
 
 

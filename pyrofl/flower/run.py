@@ -9,12 +9,12 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
-from ..config import Patience
+from ..config import ConfigError, Patience
 from ..data import Data, Federation
 from ..engines import Failure
 from ..messages import Messages
 from ..methods.fedavg import FedAvg
-from ..run import Round, Run
+from ..run import RECEIPT, Round, Run
 from ..tree import Tree, without
 from .exchange import Exchange, receipt_of
 from .records import record
@@ -88,7 +88,12 @@ class FlowerRun(Run):
         return super()._absent(client) if client in self.engine.members else "it is not connected"
 
     def own(self, client: int, down: Tree) -> Tree:
-        return self.states.get(client) or {}
+        kept = self.states.get(client) or {}
+        if kept and kept.keys() != {RECEIPT}:
+            raise ConfigError(
+                "this run's clients have states that another engine keeps in the run's directory: go on with that one"
+            )
+        return kept
 
     def _aggregate(self, now: Round, replies: Any, key: torch.Tensor) -> Tree:
         least = self.engine.patience.least

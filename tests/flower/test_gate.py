@@ -27,6 +27,7 @@ from pyrofl.flower.run import FlowerRun
 from pyrofl.gate import Contract
 from pyrofl.method import Reply
 from pyrofl.random import root
+from pyrofl.run import RECEIPT
 
 UP = {"loc": torch.zeros(2, 3), "scale": torch.ones(3), "steps": torch.tensor(4), "none": torch.zeros(0, 2)}
 CONTRACT = Contract.of(UP)
@@ -139,7 +140,7 @@ def test_a_good_reply_passes() -> None:
     assert isinstance(reply, Reply)
     same(reply.up, UP)
     assert float(reply.info["loss"]) == 0.5
-    assert int(reply.own["receipt"]) == int(root(1))
+    assert int(reply.own[RECEIPT]) == int(root(1))
 
 
 def test_ten_thousand_malformed_replies_are_refused_with_a_reason() -> None:

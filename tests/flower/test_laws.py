@@ -19,7 +19,7 @@ from pyrofl.flower.local import local_run
 from pyrofl.flower.run import FlowerRun
 from pyrofl.flower.states import InContext, InFolder
 from pyrofl.methods import METHODS
-from pyrofl.run import Participation, Run
+from pyrofl.run import RECEIPT, Participation, Run
 from pyrofl.store import RunDirectory
 from pyrofl.tree import Tree
 
@@ -53,7 +53,7 @@ def kept(run: Run, client: int) -> Tree:
     assert isinstance(grid, LocalGrid)
     folder = run.directory and run.directory.path / "sites" / str(client)
     states = InFolder(folder) if folder else InContext(grid.contexts[client])
-    state = states.get(int(receipt["receipt"]))
+    state = states.get(int(receipt[RECEIPT]))
     assert state is not None
     return state
 

@@ -16,11 +16,13 @@ pytest.importorskip("flwr", reason="needs pip install 'pyrofl[flower]'")
 from flwr.app import Context, Message, RecordDict
 
 from pyrofl.config import Patience
+from pyrofl.engines import Sequential
 from pyrofl.flower.grid import LocalGrid
 from pyrofl.flower.local import local_run
 from pyrofl.flower.run import FlowerRun
 from pyrofl.flower.states import InContext, InFolder
 from pyrofl.optim import SGD
+from pyrofl.run import RECEIPT, Run
 from pyrofl.store import RunDirectory
 
 
@@ -92,13 +94,13 @@ def test_a_lost_reply_leaves_the_state_that_was_acknowledged_in_force(tmp_path: 
     run = run_of({2: {1}}, directory=tmp_path / "run")
     first, second, third = run
     assert [len(now.clients) for now in (first, second, third)] == [3, 2, 3]
-    receipts = {i: int(run.states.get(i)["receipt"]) for i in range(3)}  # type: ignore[index]
+    receipts = {i: int(run.states.get(i)[RECEIPT]) for i in range(3)}  # type: ignore[index]
     assert len(set(receipts.values())) == 3
     states = InFolder(tmp_path / "run" / "sites" / "1")
     again = run_of({2: {1}}, directory=tmp_path / "again")
     again.step(), again.step()
     kept = InFolder(tmp_path / "again" / "sites" / "1")
-    acknowledged = int(again.states.get(1)["receipt"])  # type: ignore[index]
+    acknowledged = int(again.states.get(1)[RECEIPT])  # type: ignore[index]
     assert len(list(kept.folder.glob("own-*"))) == 2, "the acknowledged one and the one whose reply was lost"
     assert kept.get(acknowledged) is not None
     again.step()
@@ -186,3 +188,22 @@ def test_a_site_that_says_nothing_is_waited_for_no_longer_than_the_timeout() -> 
     now = run.step()
     assert now.left_out == {"site1": "no reply within 0.5 s"}
     assert now.seconds < 5
+
+
+def test_an_engine_does_not_take_another_engines_states_for_its_own(tmp_path: Path) -> None:
+    """Resuming may change the engine, but states at the sites stay where they are."""
+    for first, message in (("flower", "go on with engine = 'flower'"), ("here", "go on with that one")):
+        where = RunDirectory(tmp_path / first)
+        where.create("")
+        method = Faulty(build.program(), SGD(0.1), size=4)
+
+        def make(kind: str, method: Any = method, where: Any = where) -> Run:
+            options: Any = {"rounds": 2, "seed": 1, "directory": where}
+            if kind == "flower":
+                return local_run(method, build.federation((6, 5)), **options)
+            return Run(method, build.federation((6, 5)), engine=Sequential(), **options)
+
+        make(first).step()
+        with pytest.raises(ValueError, match=message):
+            make("here" if first == "flower" else "flower").step()
+        assert make(first).step().number == 2
