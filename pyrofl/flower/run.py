@@ -16,8 +16,9 @@ from ..messages import Messages
 from ..methods.fedavg import FedAvg
 from ..run import RECEIPT, Round, Run
 from ..tree import Tree, without
-from .exchange import Exchange, receipt_of
+from .exchange import Exchange
 from .records import record
+from .replies import receipt_of
 
 _ROW_MEANS = ("accuracy", "nll", "brier")  # scores that can be pooled from the clients' scores and rows alone
 _POOLED = "(pooled)"

@@ -12,6 +12,7 @@ from ..engines import Failure, Job
 from ..gate import Contract
 from ..method import Reply
 from ..tree import Tree
+from .replies import update, work
 
 if TYPE_CHECKING:
     from .exchange import Exchange
@@ -36,8 +37,6 @@ def sum_of_masked(exchange: Exchange, jobs: Sequence[Job]) -> Iterator[tuple[int
 
 
 def _round(exchange: Exchange, jobs: Sequence[Job], keys: dict[int, bytes]) -> Iterator[tuple[int, Any]]:
-    from .exchange import update, work
-
     contents = {}
     for job in jobs:
         contents[job.client] = content = work(job)

@@ -19,10 +19,10 @@ pytest.importorskip("flwr", reason="needs pip install 'pyrofl[flower]'")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from pyrofl.engines import Failure
-from pyrofl.flower.exchange import update
 from pyrofl.flower.grid import LocalGrid
 from pyrofl.flower.local import local_run
 from pyrofl.flower.records import RAW, Malformed, record, tree
+from pyrofl.flower.replies import update
 from pyrofl.flower.run import FlowerRun
 from pyrofl.gate import Contract
 from pyrofl.method import Reply

@@ -175,6 +175,7 @@ def test_sites_die_send_nan_come_late_and_the_server_is_restarted(
 
     until("round 1", lambda: "round 1/5" in said(), 2 * PATIENCE)
     assert "switzerland: it is not connected" in said() or "more left out" in said()
+    assert "Failed to activate SuperNode" in here.said("switzerland"), "its key is not registered"
     before = here.said("va").count("Receiving: train message")
     until("work in round 2", lambda: here.said("va").count("Receiving: train message") > before)
     here.kill("va")
