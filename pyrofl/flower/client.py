@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,13 @@ def client_app(open_site: Open) -> ClientApp:
         asked = _asked(message)
         site = open_site(asked["config"], context)
         group = dict(zip(asked["sites"], asked["keys"], strict=True)) if "sites" in asked else None
-        reply = site.update(tree(message.content["down"]), as_key(asked["key"]), asked.get("after"), group)
+        try:
+            reply = site.update(tree(message.content["down"]), as_key(asked["key"]), asked.get("after"), group)
+        except Exception:
+            if site.messages.privacy is None:
+                raise
+            logging.getLogger(__name__).exception("this site's update failed")  # here, since it may speak of rows
+            raise RuntimeError("the update failed, and privacy lets only the site's own log say why") from None
         info = MetricRecord({name: float(v) for name, v in reply.info.items()})
         has_own = ConfigRecord({"own": bool(reply.own)})
         return Message(RecordDict({"up": record(reply.up), "info": info, "kept": has_own}), reply_to=message)

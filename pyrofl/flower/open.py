@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
@@ -26,7 +27,13 @@ def open_site(config: str, context: Context) -> Site:
     node = context.node_config
     if "site" in node:
         name, data = str(node["site"]), str(_need(node, "data"))
-        assembled = _deployed(config, name, data)
+        try:
+            assembled = _deployed(config, name, data)
+        except Exception:
+            logging.getLogger(__name__).exception("the data of site %s", name)  # here, since it may speak of rows
+            raise ConfigError(
+                f"site {name} could not open its data: its own log says why, and so does pyrofl check-site"
+            ) from None
         client = assembled.names.index(name)
     elif "partition-id" in node:
         assembled, client = _simulated(config), int(node["partition-id"])
