@@ -71,6 +71,12 @@ def test_heavy_imports_stay_where_they_belong() -> None:
     assert importers("arviz", "arviz_base", "arviz_stats", "arviz_plots") <= {"evaluate.py", "draws.py", "report.py"}
 
 
+def test_flower_is_used_through_its_public_modules_alone() -> None:
+    public = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
+    used = {name for f in FILES for name in imported(f) if name.split(".")[0] == "flwr"}
+    assert used and all(name.startswith(public) for name in used)
+
+
 def test_the_library_prints_only_through_its_consoles() -> None:
     assert callers("print") == {}
 
