@@ -155,7 +155,7 @@ def _messages(config: Config, method: FedAvg) -> Messages:
 
 
 def flower(config: Config) -> Patience:
-    """Clients as Flower nodes that get and send messages, in this process; needs pip install 'pyrofl[flower]'."""
+    """Clients as Flower nodes that get and send messages, in this process; needs the extra `flower`."""
     return Patience(**config.flower)
 
 
