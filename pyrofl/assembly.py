@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import Any, Literal
 
 import torch
 from pyro.nn import PyroModule
-from torch import nn
+from torch import Tensor, nn
 
 from . import config as conf
 from .bayesian import Bayesian, Prior
 from .compression import Compression
 from .config import Config, ConfigError, Evaluation, Patience, Table
-from .data import Dataset, Federation
+from .data import Client, Data, Dataset, Federation
 from .datasets import DATASETS
 from .engines import choose
 from .federation import federate
@@ -35,6 +36,7 @@ from .random import fold, root
 from .run import Observer, Participation, Run
 from .schema import Schema
 from .secure import Secure
+from .server_rows import borrow
 from .store import RunDirectory, load_tree
 
 _LIFT = ("points",)  # keys of `prior` that say which parameters have none
@@ -110,8 +112,6 @@ def assemble(
     federation = precise(federation, getattr(torch, config.precision))
     method_class = conf.resolve(config.method["name"], METHODS, "method")
     program, tables = _program(config, dataset, federation, method_class, device)
-    given = {"program": program, "clients": len(federation), "rounds": config.rounds, "seed": config.seed}
-    method, method_table = conf.build(config.method, METHODS, where="method", given=given)
     checked: Mapping[str, Callable[..., Any]] = {
         "cohort": Participation,
         "evaluate": Evaluation,
@@ -121,12 +121,22 @@ def assemble(
     tables |= {k: _checked(cls, getattr(config, k), k) for k, cls in checked.items()}
     if config.engine != "flower":
         tables["flower"] = config.flower
+    clients, cohort = len(federation), Participation(**tables["cohort"])
+    given = {
+        "program": program,
+        "clients": clients,
+        "participation": cohort.count(clients) / clients,
+        "rounds": config.rounds,
+        "seed": config.seed,
+        "unlabelled": None if federation.unlabelled is None else federation.unlabelled.to(device),
+        "labelled": None if federation.labelled is None else Data(*(v.to(device) for v in federation.labelled)),
+    }
+    method, method_table = conf.build(config.method, METHODS, where="method", given=given)
     values: dict[str, Any] = {**tables, "data": data, "method": method_table}
     full = replace(config, **values)
     _check_engine(config.engine, method, device)
-    messages = _messages(config, method)
-    Participation(**tables["cohort"]).count(1 if method.pools else len(federation))
-    return Assembled(full, federation, method, device, messages)
+    cohort.count(1 if method.pools else clients)
+    return Assembled(full, federation, method, device, _messages(config, method))
 
 
 def site_config(config: Config, data: str | Path) -> Config:
@@ -136,9 +146,9 @@ def site_config(config: Config, data: str | Path) -> Config:
 
 def _messages(config: Config, method: FedAvg) -> Messages:
     """What happens to the method's messages, refused where it would not hold for this method."""
-    server = method.init(fold(root(config.seed), "init"))
     privacy: Privacy | None = None
     secure: Secure | None = None
+    server = method.init(fold(root(config.seed), "init")) if config.privacy or config.secure else {}
     try:
         if config.privacy:
             privacy = Privacy(**conf.arguments(Privacy, config.privacy, where="privacy"))
@@ -213,36 +223,68 @@ def _loaded(
 def _federation(
     config: Config, data_root: Path | None, observer: Observer, place: Callable[[Dataset], Dataset] | None = None
 ) -> tuple[Dataset, Federation, Table]:
-    loader = conf.resolve(config.data["name"], DATASETS, "data")
-    ours = {n for n in inspect.signature(federate).parameters if n not in ("dataset", "key")}
-    table = {k: v for k, v in config.data.items() if k != "name"}
-    both = [*(n for n in inspect.signature(loader).parameters if n not in ("root", "progress")), *ours]
-    for key in table:
-        if key not in both:
-            raise ConfigError(f"unknown key data.{key}{conf.nearest(key, both)}")
-    mine = conf.arguments(loader, {k: v for k, v in table.items() if k not in ours}, where="data")
-    given = {"root": data_root, "progress": lambda done, total, what: observer.progress(what, done, total)}
-    given = {k: v for k, v in given.items() if k in inspect.signature(loader).parameters}
     stream = fold(root(config.seed), "data")
-    split = {k: v for k, v in table.items() if k in ours}
-    rest = conf.arguments(federate, split, where="data", given={"dataset": None, "key": stream})
+    given = {"dataset": None, "key": stream}
+    table, own = dict(config.data), [n for n in inspect.signature(federate).parameters if n not in given]
+    elsewhere = table.pop("unlabelled") if isinstance(table.get("unlabelled"), Mapping) else None
+    load, rest, defaults = _loader(table, "data", own, data_root, observer)
+    split = conf.arguments(federate, rest, where="data", given=given)
+    with _as_config_error("data"):
+        dataset = load() if place is None else place(load())
+        federation = federate(**{**split, "dataset": dataset})
+    full = {**defaults, **conf.defaults(federate, split, given)}
+    if elsewhere is not None:
+        if elsewhere.get("name") == table["name"]:
+            raise ConfigError(
+                "data.unlabelled names the clients' own set, whose rows they hold: write the number of rows to keep "
+                "from them, as in data.unlabelled = 1000"
+            )
+        federation, full["unlabelled"] = _borrowed(elsewhere, federation, fold(stream, "server"), data_root, observer)
+    return dataset, federation, {"name": table["name"], **{k: v for k, v in full.items() if v is not None}}
+
+
+def _borrowed(
+    table: Table, federation: Federation, key: Tensor, data_root: Path | None, observer: Observer
+) -> tuple[Federation, Table]:
+    """The federation with the server's inputs from another data set, and the table that names it in full."""
+    where = "data.unlabelled"
+    if "name" not in table:
+        raise ConfigError(f"{where}.name is missing: name a data set, or write a number of rows")
+    load, rest, defaults = _loader(table, where, ["rows"], data_root, observer)
+    given = {"other": None, "shape": federation.shape, "key": key}
+    how = conf.arguments(borrow, rest, where=where, given=given)
+    with _as_config_error(where):
+        x = borrow(**{**how, "other": load()})
+    full = {"name": table["name"], **defaults, **conf.defaults(borrow, how, given)}
+    note = f"{len(x)} rows of {table['name']} without labels are the server's own"
+    return replace(federation, unlabelled=x, notes=(*federation.notes, note)), full
+
+
+def _loader(
+    table: Table, where: str, also: list[str], data_root: Path | None, observer: Observer
+) -> tuple[Callable[[], Dataset], Table, Table]:
+    """(load, the keys in `also`, the loader's table in full) for a table that names a data set."""
+    loader = conf.resolve(table["name"], DATASETS, where)
+    given = {"root": data_root, "progress": lambda done, total, what: observer.progress(what, done, total)}
+    names = inspect.signature(loader).parameters
+    known = [*(n for n in names if n not in given), *also]
+    keys = {k: v for k, v in table.items() if k != "name"}
+    for key in keys:
+        if key not in known:
+            raise ConfigError(f"unknown key {where}.{key}{conf.nearest(key, known)}")
+    mine = conf.arguments(loader, {k: v for k, v in keys.items() if k not in also}, where=where)
+    given = {k: v for k, v in given.items() if k in names}
+    load = functools.partial(loader, **{**mine, **given})
+    return load, {k: v for k, v in keys.items() if k in also}, conf.defaults(loader, mine, given)
+
+
+@contextmanager
+def _as_config_error(where: str) -> Iterator[None]:
     try:
-        dataset = loader(**{**mine, **given})
-        if place is not None:
-            dataset = place(dataset)
-        federation = federate(**{**rest, "dataset": dataset})
+        yield
     except (ValueError, FileNotFoundError, KeyError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        raise ConfigError(f"data: {text}") from error
-    full = {
-        **conf.defaults(loader, mine, given),
-        **conf.defaults(federate, rest, {"dataset": None, "key": stream}),
-    }
-    return (
-        dataset,
-        federation,
-        {"name": config.data["name"], **{k: v for k, v in full.items() if v is not None}},
-    )
+        raise ConfigError(f"{where}: {text}") from error
 
 
 def _program(
@@ -322,9 +364,17 @@ def _server_file(start: str) -> Path:
 def precise(federation: Federation, dtype: torch.dtype) -> Federation:
     """The federation with inputs (and real targets) in the run's precision."""
 
-    def cast(data: Any) -> Any:
+    def cast(data: Data) -> Data:
         y = data.y.to(dtype) if data.y.is_floating_point() else data.y
         return data._replace(x=data.x.to(dtype), y=y)
 
-    clients = tuple(replace(c, train=cast(c.train), test=cast(c.test)) for c in federation.clients)
-    return replace(federation, clients=clients, common=None if federation.common is None else cast(federation.common))
+    def cast_all(c: Client) -> Client:
+        return replace(c, train=cast(c.train), test=cast(c.test), valid=None if c.valid is None else cast(c.valid))
+
+    return replace(
+        federation,
+        clients=tuple(map(cast_all, federation.clients)),
+        common=None if federation.common is None else cast(federation.common),
+        unlabelled=None if federation.unlabelled is None else federation.unlabelled.to(dtype),
+        labelled=None if federation.labelled is None else cast(federation.labelled),
+    )

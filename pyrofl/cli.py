@@ -1,8 +1,7 @@
-"""The command line: pyrofl run | resume | compare | partition | check-site | shrink | list."""
+"""The command line: pyrofl run | resume | compare | report | partition | check-site | shrink | list."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 import shlex
@@ -21,6 +20,7 @@ from rich.table import Table as RichTable
 
 from . import __version__
 from .assembly import Assembled, assemble, flower
+from .catalogue import GIVEN, describe, first_line, markdown
 from .check_site import rehearse
 from .check_site import say as say_site
 from .compare import compare as compare_runs
@@ -37,6 +37,7 @@ from .partition import PARTITIONS
 from .plots import partition as plot_partition
 from .plots import save
 from .priors import PRIORS
+from .report import write_report
 from .run import Run, RunStopped
 from .store import RunDirectory
 from .suggest import choose as one_of
@@ -193,6 +194,17 @@ def compare(
     compare_runs(runs, out, console)
 
 
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="run directories, finished or not")],
+    out: Annotated[
+        Path | None, typer.Option(help="the page; default: report.html in the run, or here for several")
+    ] = None,
+) -> None:
+    """One HTML page about a run, or several side by side: the answer, then the evidence."""
+    console.print(f"wrote {write_report(runs, out)}", soft_wrap=True)
+
+
 @app.command("check-site")
 def check_site(
     data: Annotated[Path, typer.Argument(help="the site's own file or folder")],
@@ -217,7 +229,7 @@ _REGISTRIES: dict[str, Mapping[str, Any]] = {
     "engines": {"auto": choose, "sequential": Sequential, "vectorised": Vectorised, "flower": flower},
 }
 _GIVEN = {  # arguments that a run fills in: no keys of a configuration
-    "methods": ("program", "rounds", "clients", "seed"),
+    "methods": GIVEN,
     "guides": ("model", "init_loc_fn", "create_plates"),
     "datasets": ("root", "progress"),
     "partitions": ("y", "clients", "rng", "site"),
@@ -226,17 +238,39 @@ _GIVEN = {  # arguments that a run fills in: no keys of a configuration
 
 
 @app.command("list")
-def list_(what: Annotated[str, typer.Argument(help=", ".join(_REGISTRIES))] = "methods") -> None:
+def list_(
+    what: Annotated[str, typer.Argument(help=", ".join(_REGISTRIES))] = "methods",
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="of the methods: the page docs/methods.md")] = False,
+) -> None:
     """What can be named in a configuration, with its keys."""
     one_of(what, _REGISTRIES, "list")
+    if as_markdown:
+        if what != "methods":
+            raise ConfigError(f"list {what} --markdown: only the methods have a page; leave the option out")
+        typer.echo(markdown(METHODS), nl=False)
+        return
+    console.print(_methods() if what == "methods" else _things(what))
+
+
+def _things(what: str) -> RichTable:
     table = RichTable("name", "what it is", "keys", title=what, title_justify="left")
     for name, thing in _REGISTRIES[what].items():
-        table.add_row(name, _first_line(thing), _keys(what, thing))
-    console.print(table)
+        table.add_row(name, first_line(thing), _keys(what, thing))
+    return table
 
 
-def _first_line(thing: Callable[..., Any]) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
+def _methods() -> RichTable:
+    """One row a method; a key that most methods have is in the caption."""
+    entries = [describe(name, method) for name, method in METHODS.items()]
+    common = [k for k in entries[0].keys if sum(k in e.keys for e in entries) > len(entries) / 2]
+    table = RichTable("name", "what it is", "travels", "stays", "guides", "keys of its own", "reference")
+    table.title, table.title_justify, table.show_lines = "methods", "left", True
+    table.caption = f"Most take also {', '.join(common)}. In full: pyrofl list methods --markdown"
+    table.caption_justify = "left"
+    for e in entries:
+        mine = ", ".join(k for k in e.keys if k not in common)
+        table.add_row(e.name, e.summary, e.travels, e.stays, ", ".join(e.guides), mine, e.reference)
+    return table
 
 
 def _keys(what: str, thing: Callable[..., Any]) -> str:

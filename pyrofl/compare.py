@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,12 @@ from .metrics import Bins
 from .names import nearest
 from .store import RunDirectory
 
-_MODELS = ("personal", "global")
+_MODELS = ("personal", "global", "tempered", "balanced", "matched")
+_TITLES = {
+    "tempered": "personal models at the temperature of each client's validation rows, test rows of each client",
+    "balanced": "personal models, test rows that all clients share, each class weighing the same",
+    "matched": "personal models, test rows that all clients share, weighted to each client's own labels",
+}
 _BESIDE = ("nll", "brier", "ece")
 
 
@@ -39,7 +45,10 @@ class Finished:
             near = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
             raise ConfigError(f"{path} is not a run directory{nearest(path.name, near)}")
         config = tomllib.loads(where.config.read_text())
-        table = pd.read_csv(where.metrics).astype({"client": str, "split": str, "metric": str})
+        whole = where.metrics.read_bytes()[: where.committed()[1]]  # a run that goes on may be writing the next line
+        types = {"client": str, "split": str, "metric": str}
+        table = pd.read_csv(io.BytesIO(whole), dtype=types, keep_default_na=False)
+        table["value"] = pd.to_numeric(table["value"])  # an empty value is undefined
         seconds = None
         if where.timings.exists():
             times = pd.read_csv(where.timings).drop_duplicates("round", keep="last")
@@ -92,7 +101,8 @@ def _table(frame: pd.DataFrame, model: str) -> RichTable | None:
     headline = next((h for h in ("accuracy", "rmse") if f"{model} {h}" in frame), None)
     if headline is None:
         return None
-    table = RichTable(title=f"{model} models, test rows of each client, means over clients", title_justify="left")
+    title = _TITLES.get(model, f"{model} models, test rows of each client")
+    table = RichTable(title=f"{title}, means over clients", title_justify="left")
     names = (
         "run",
         "method",

@@ -37,17 +37,30 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How the run is scored: `every` so many rounds with `draws` posterior draws, and at the end with `final_draws`."""
+    """How the run is scored: `every` so many rounds with `draws` posterior draws, and at the end with `final_draws`.
+
+    `balanced` and `matched` add every client's own model on test rows that all share (see `shared_rows`);
+    `temperature` adds it with a temperature fitted on the client's validation rows, which `data.validation` puts
+    aside.
+    """
 
     every: int = 5
     draws: int = 20
     final_draws: int = 100
     bins: int = 15
+    balanced: bool = False
+    matched: bool = False
+    temperature: bool = False
 
     def __post_init__(self) -> None:
         for name in ("every", "draws", "final_draws", "bins"):
             if getattr(self, name) < 1:
                 raise ValueError(f"evaluate.{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The scores on shared test rows that are asked for."""
+        return tuple(name for name in ("balanced", "matched") if getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -133,6 +146,8 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if isinstance(value, Optimizer):
         return render(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return str(value) if isinstance(value, Path) else value
 
 
@@ -227,8 +242,8 @@ def signature(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 def arguments(target: Callable[..., Any], table: Table, *, where: str, given: Mapping[str, Any] | None = None) -> Table:
     """Keyword arguments for `target` from a table: unknown keys refused, types checked; `given` fills what it asks for.
 
-    `given` holds what the run itself knows (shape, clients, rounds, seed): passed where the signature has the name, and
-    never a key of the table.
+    `given` holds what the run itself knows (shape, clients, rounds, seed and more): passed where the signature has the
+    name, and never a key of the table.
     """
     given = given or {}
     parameters = signature(target)
@@ -289,6 +304,12 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     """A TOML value as the annotated type, strictly: no text for numbers, no numbers for text."""
     if isinstance(value, Optimizer):
         return value
+    nested = _nested(hint)
+    if nested is not None and isinstance(value, Mapping):
+        try:
+            return nested(**arguments(nested, dict(value), where=where))
+        except ValueError as error:
+            raise ConfigError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
     if _is_optimizer(hint):
         if not isinstance(value, str):
             raise ConfigError(f'{where} = {value!r}: write an optimizer as text, for example "adam:1e-2"')
@@ -313,6 +334,13 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         first = error.errors()[0]
         at = ".".join(str(p) for p in first["loc"] if not str(p).startswith("function"))
         raise ConfigError(f"{where}{'.' + at if at else ''} = {value!r}: {first['msg'].lower()}") from None
+
+
+def _nested(hint: Any) -> Any:
+    """The dataclass that a table inside a table makes, where the hint is one or one or None."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    made = [h for h in options if isinstance(h, type) and dataclasses.is_dataclass(h) and not issubclass(h, Optimizer)]
+    return made[0] if made else None
 
 
 def _is_optimizer(hint: Any) -> bool:

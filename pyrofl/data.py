@@ -80,6 +80,11 @@ class Data(NamedTuple):
         distinct = real & (torch.arange(len(rows), device=rows.device) < self.n)
         return self._gather(rows, real, _weights(live & real, self.x.dtype), distinct, self._size())
 
+    def sample(self, key: Tensor, size: int) -> Batch:
+        """A batch of min(size, n) different rows, drawn at random."""
+        rows = permutation(key, len(self.x), self.n)[:size]
+        return self.take(rows, torch.ones_like(rows, dtype=torch.bool))
+
     def _size(self) -> Tensor:
         return self.n.clamp_min(1).to(self.x.dtype if self.x.is_floating_point() else torch.float32)
 
@@ -157,6 +162,21 @@ class Dataset:
     notes: tuple[str, ...] = ()  # what loading changed (casts, dropped rows), to be said once
 
 
+class Scaling(NamedTuple):
+    """A client's own scaling of its features: (x - center) / spread."""
+
+    center: Tensor  # (F,) float64
+    spread: Tensor  # (F,) float64, positive
+
+    def apply(self, data: Data) -> Data:
+        """Rows as they came, in the client's scale."""
+        return data._replace(x=((data.x - self.center.to(data.x.device)) / self.spread.to(data.x.device)).to(data.x))
+
+    def undo(self, data: Data) -> Data:
+        """Rows in the client's scale, as they came."""
+        return data._replace(x=(data.x * self.spread.to(data.x.device) + self.center.to(data.x.device)).to(data.x))
+
+
 @dataclass(frozen=True)
 class Client:
     """One participant: its name and its own rows."""
@@ -164,6 +184,8 @@ class Client:
     name: str
     train: Data
     test: Data
+    valid: Data | None = None  # training rows put aside, of which no model learns
+    scaling: Scaling | None = None  # what was done to the features of all its rows
 
 
 @dataclass(frozen=True)
@@ -175,6 +197,8 @@ class Federation:
     classes: tuple[str, ...] = ()
     common: Data | None = None  # test rows shared by all clients
     notes: tuple[str, ...] = ()
+    unlabelled: Tensor | None = None  # (U, ...) inputs of the server's own, for distillation
+    labelled: Data | None = None  # rows of the server's own, for what is fitted there
 
     def __len__(self) -> int:
         return len(self.clients)

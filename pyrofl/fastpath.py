@@ -126,12 +126,14 @@ class FastPath:
 
         return vmap(rows)(w, points, batch, keys), kl
 
-    def predict(self, theta: Tree, x: Tensor, key: Tensor | None, *, dropout: bool) -> Tensor:
+    def predict(
+        self, theta: Tree, x: Tensor, key: Tensor | None, *, dropout: bool, rows: Tensor | None = None
+    ) -> Tensor:
         (w,) = blocks(theta, self.loc_names)
         if self.mean_field and key is not None:
             (rho,) = blocks(theta, self.scale_names)
             w = torch.addcmul(w, positive_scale(rho), standard_noise(key, w))
-        likelihood, out = self._run(theta, w, x, key if dropout else None)
+        likelihood, out = self._run(theta, w, x, key if dropout else None, rows=rows)
         return parameters(likelihood(out))
 
     def _run(

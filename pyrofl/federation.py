@@ -1,7 +1,8 @@
-"""From one data set to a federation: partition, then test rows, then less data, then noise, then scaling."""
+"""From one data set to a federation: server rows, partition, test rows, less data, noise, then scaling."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -9,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .data import Client, Data, Dataset, Federation
+from . import server_rows
+from .data import Client, Data, Dataset, Federation, Scaling
 from .noise import Noise
 from .partition import partition
 from .random import fold, generator
@@ -24,20 +26,27 @@ def federate(
     split: Mapping[str, Any] | None = None,
     test: float = 0.2,
     fraction: float = 1.0,
+    validation: float = 0.0,
     noise: Mapping[str, Any] | None = None,
     standardise: Literal["none", "client"] = "none",
     empty: Literal["keep", "refuse"] = "keep",
+    unlabelled: int = 0,
+    labelled: int = 0,
 ) -> Federation:
     """Deal a data set to clients.
 
+    0. `unlabelled` and `labelled` rows at random go to the server, which keeps the inputs of the first and the second
+       as they are. No client has them, for training or for testing.
     1. `split` says which client holds which rows; the default is by natural clients, or iid where there are
        none.
     2. Each client's rows are shuffled and round(test n) of them are its test rows: at least one and not all,
        where it has two rows or more.
     3. Of its training rows `fraction` stay, with the class proportions kept (`thin`).
     4. `noise`, the arguments of `Noise`, falls on the splits that it names.
-    5. With `standardise = "client"` each feature of a table gets mean 0 and standard deviation 1 over the
-       client's own training rows; its test rows are scaled by the same numbers.
+    5. The last round(`validation` n) of a client's training rows, where it has two or more, are put aside: no
+       model learns from them.
+    6. With `standardise = "client"` each feature of a table gets mean 0 and standard deviation 1 over the
+       client's own training rows; its other rows are scaled by the same numbers.
 
     Train rows come in random order, and targets as the likelihood scores them: int64 for categorical, else
     float32. Every step draws from its own stream of `key`. What was done is in the notes.
@@ -46,6 +55,8 @@ def federate(
     choose(empty, ("keep", "refuse"), "empty")
     if not 0 <= test < 1:
         raise ValueError(f"test is the part of each client's rows held out, 0 <= test < 1, got {test}")
+    if not 0 <= validation < 1:
+        raise ValueError(f"validation is the part of the training rows put aside, in [0, 1), got {validation}")
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction is the part of the training rows that stays, in (0, 1], got {fraction}")
     if standardise == "client" and (dataset.x.dim() != 2 or dataset.test is not None):
@@ -55,7 +66,10 @@ def federate(
         )
     if split is None:
         split = {"kind": "iid" if dataset.site is None else "site"}
-    parts = partition(dataset, key=key, clients=clients, split=split)
+    total, taken = len(dataset.y), server_rows.take(dataset, unlabelled, labelled, fold(key, "server"))
+    parts = partition(server_rows.without(dataset, taken), key=key, clients=clients, split=split)
+    left = np.setdiff1d(np.arange(total), taken)
+    parts = [left[part] for part in parts]
     names = dataset.sites if split["kind"] == "site" else [f"client{i}" for i in range(len(parts))]
     disturb = Noise.of(noise) if noise is not None else None
 
@@ -69,30 +83,41 @@ def federate(
     for i, (name, part) in enumerate(zip(names, parts)):
         train, held = _hold_out(part, test, generator(fold(key, "test", i)))
         train = train[thin(dataset.y.numpy()[train], fraction, generator(fold(key, "fraction", i)))]
-        client = Client(
-            name,
-            finish(dataset.x[train], dataset.y[train], "train", i),
-            finish(dataset.x[held], dataset.y[held], "test", i),
-        )
+        learn, valid = _put_aside(finish(dataset.x[train], dataset.y[train], "train", i), validation)
+        client = Client(name, learn, finish(dataset.x[held], dataset.y[held], "test", i), valid)
         people.append(_standardised(client) if standardise == "client" else client)
     common = finish(*dataset.test, "common") if dataset.test is not None else None
+    kept = finish(dataset.x[taken], dataset.y[taken], "server")
+    if standardise == "client":
+        kept = _standardised(Client("(server)", kept, kept)).train
+    x, y, _ = kept
 
     bare = [c.name for c in people if c.train.rows == 0]
     said = f"{len(bare)} of {len(people)} clients have no training rows: {_few(bare)}"
     if bare and empty == "refuse":
         raise ValueError(f"{said}; use fewer clients, another split, or empty = 'keep'")
-    spare = len(dataset.y) - sum(map(len, parts))
+    spare = len(left) - sum(map(len, parts))
     notes = {
-        f"{len(dataset.y)} rows over {len(people)} clients by {_table(split)}": True,
+        f"{unlabelled} rows without labels and {labelled} with are the server's own": len(taken) > 0,
+        f"{len(left)} rows over {len(people)} clients by {_table(split)}": True,
         f"{spare} rows are left over and belong to no client": spare > 0,
         f"test rows: {test:.0%} of each client's rows, at random after the split": test > 0,
         f"training rows: {fraction:.0%} of each client's, class by class; test rows are all kept": fraction < 1,
+        f"validation rows: {validation:.0%} of each client's training rows, of which no model learns": validation > 0,
         str(disturb): disturb is not None,
         "features standardised by each client's own training rows": standardise == "client",
         said: bool(bare),
     }
     said_once = (*dataset.notes, *(note for note, holds in notes.items() if holds))
-    return Federation(tuple(people), dataset.likelihood, dataset.classes, common, said_once)
+    return Federation(
+        tuple(people),
+        dataset.likelihood,
+        dataset.classes,
+        common,
+        said_once,
+        x[:unlabelled] if unlabelled else None,
+        Data.of(x[unlabelled:], y[unlabelled:]) if labelled else None,
+    )
 
 
 def thin(y: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
@@ -147,6 +172,15 @@ def _hold_out(rows: np.ndarray, part: float, rng: np.random.Generator) -> tuple[
     return rows[held:], rows[:held]
 
 
+def _put_aside(data: Data, part: float) -> tuple[Data, Data | None]:
+    """(the rows to learn from, the last `part` of the rows): at least one each, where there are two or more."""
+    if not part:
+        return data, None
+    held = min(max(round(part * data.rows), 1), max(data.rows - 1, 0))
+    cut = data.rows - held
+    return Data.of(data.x[:cut], data.y[:cut]), Data.of(data.x[cut:], data.y[cut:])
+
+
 def _standardised(client: Client) -> Client:
     """Scaled by the client's training rows; a feature that is constant there is only centred."""
     if client.train.rows == 0:
@@ -155,10 +189,14 @@ def _standardised(client: Client) -> Client:
     center, spread = x.mean(0), x.std(0, correction=0)
     spread = torch.where(spread > 1e-6 * (1 + center.abs()), spread, 1.0)
 
-    def scaled(data: Data) -> Data:
-        return data._replace(x=((data.x - center) / spread).to(data.x.dtype))
-
-    return Client(client.name, scaled(client.train), scaled(client.test))
+    scaling = Scaling(center, spread)
+    return dataclasses.replace(
+        client,
+        train=scaling.apply(client.train),
+        test=scaling.apply(client.test),
+        valid=None if client.valid is None else scaling.apply(client.valid),
+        scaling=scaling,
+    )
 
 
 def _table(split: Mapping[str, Any]) -> str:

@@ -15,9 +15,10 @@ from .optim import Optimizer, with_rate
 from .program import Program
 from .random import fold, is_mapped
 from .together import Plan, Push, fit_together
-from .tree import Ravel, Tree, only, without
+from .tree import Ravel, Tree, only, where, without
 
 Loss = Callable[[Tree, Batch, Tensor], "Tensor | tuple[Tensor, Tree]"]
+After = Callable[[int, Tree, Batch, Tensor], Tree]
 T = TypeVar("T")
 
 
@@ -42,11 +43,14 @@ def fit(
     names: Collection[str] | None = None,
     shift: Tree | None = None,
     pull: tuple[float, Tree] | None = None,
+    after: After | None = None,
 ) -> tuple[Tree, Tree]:
     """theta <- optimizer(theta, grad loss + shift + mu (theta - anchor)) over the client's batches, on `names` only.
 
     `pull = (mu, anchor)` is the gradient of (mu / 2) ||theta - anchor||^2 over what is trained, the anchor held fixed;
     its value is not part of the logged loss.
+    `after(t, theta, batch, key)` returns new values of tensors that are not trained, once step t = 0, 1, ... is made:
+    averages of the iterates, or a second, slower set of parameters. It returns fresh tensors, never views of `theta`.
 
     `loss(theta, batch, key)` returns the loss, or the loss and named scalars to log. Returns the new tree and the means
     over the last epoch of `loss` and those scalars, with `steps`, the number of local steps. A step that is not finite
@@ -65,7 +69,7 @@ def fit(
     keys = fold(fold(key, "draws"), torch.arange(data.max_steps(epochs, size), device=key.device))  # (T,)
     mapped, lr = is_mapped(data.n) or is_mapped(key), torch.as_tensor(optimizer.lr, dtype=flat.dtype)
     program = getattr(loss, "__self__", None)
-    if mapped and isinstance(program, Program) and program.trains_together(loss, ravel):
+    if mapped and after is None and isinstance(program, Program) and program.trains_together(loss, ravel):
         plan = Plan(program, ravel, tuple(held), with_rate(optimizer, 0.0), epochs, size, push.mu)
         flat, info = fit_together(plan, flat, held, push, lr, data, key)
         return dict(ravel.tree(flat, held)), {**info, "steps": steps.to(flat.dtype)}
@@ -74,7 +78,7 @@ def fit(
     for t, (live, batch) in enumerate(data.batches(schedule)):
         if not mapped and not live:
             break
-        at = lambda f, b=batch, t=t: _with_scalars(loss(ravel.tree(f, held), b, keys[t]))
+        at = lambda f, b=batch, t=t, h=held: _with_scalars(loss(ravel.tree(f, h), b, keys[t]))
         if mapped:
             g, (value, scalars) = grad_and_value(at, has_aux=True)(flat)
             # A rate of 0 leaves a client that has finished where it is; a rate of NaN marks one that has diverged.
@@ -87,6 +91,9 @@ def fit(
                 bad = torch.nonzero(~torch.isfinite(g))
                 raise NonFinite(t, ravel.name_at(int(bad[0])) if len(bad) else None, float(value))
             optimizer.step_(flat, push(g, flat), state)
+        if after is not None:
+            new = after(t, ravel.tree(flat, held), batch, keys[t])
+            held = {**held, **(where(live, new, only(held, new)) if mapped else new)}
         log.append({"loss": value, **scalars})
     info = _means(log, schedule.last_epoch)
     return dict(ravel.tree(flat, held)), {**info, "steps": steps.to(flat.dtype)}
@@ -112,6 +119,42 @@ def _backward(f: Callable[[Tensor], tuple[Tensor, Tree]], flat: Tensor) -> tuple
         value, scalars = f(leaf)
     (g,) = torch.autograd.grad(value, leaf)
     return g, (value.detach(), scalars)
+
+
+def slope(
+    loss: Loss, theta: Tree, batch: Batch, key: Tensor, names: Collection[str] | None = None
+) -> tuple[Tree, tuple[Tensor, Tree]]:
+    """(gradient in `names`, (loss, its named scalars)) of one batch, for steps inside a local step."""
+    free = theta if names is None else only(theta, names)
+    held, ravel = without(theta, free), Ravel(free)
+    at = lambda f: _with_scalars(loss(ravel.tree(f, held), batch, key))
+    g, (value, scalars) = grad_and_value(at, has_aux=True)(ravel.flat(free))
+    return dict(ravel.tree(g)), (value, scalars)
+
+
+def descend(
+    loss: Loss,
+    theta: Tree,
+    batch: Batch,
+    key: Tensor,
+    *,
+    rate: float,
+    steps: int = 1,
+    names: Collection[str] | None = None,
+    pull: tuple[float, Tree] | None = None,
+) -> Tree:
+    """theta <- theta - rate (grad loss + mu (theta - anchor)), `steps` times on one batch, inside a local step."""
+    mu, anchor = pull or (0.0, theta)
+    for s in range(steps):
+        g, _ = slope(loss, theta, batch, fold(key, s), names)
+        theta = {**theta, **{k: theta[k] - rate * (d + mu * (theta[k] - anchor[k])) for k, d in g.items()}}
+    return theta
+
+
+def with_gradient(value: Tensor, theta: Tree, gradient: Tree) -> Tensor:
+    """A loss of this value that has this `gradient` in theta, for `fit` to step along; both are held fixed."""
+    moved = [((theta[k] - theta[k].detach()) * g.detach()).sum() for k, g in gradient.items()]
+    return value.detach() + torch.stack(moved).sum()
 
 
 def over(f: Callable[[Tensor], Tree], values: Sequence[float], key: Tensor) -> Tree:

@@ -146,6 +146,32 @@ def distribution(kind: str, out: Tensor, *, validate_args: bool | None = None) -
     raise ValueError(f"unknown likelihood {kind!r}; known are {', '.join(KINDS)}")
 
 
+def soften(kind: str, out: Tensor, temperature: float) -> Tensor:
+    """Predictive parameters with log-odds divided by `temperature`: classes nearer to each other."""
+    if kind == "categorical":
+        return torch.log_softmax(out / temperature, -1)
+    if kind == "bernoulli":
+        return out / temperature
+    raise ValueError(
+        f"a temperature softens class probabilities, and a {kind} likelihood has none; use temperature = 1"
+    )
+
+
+def predictive_kl(kind: str, p: Tensor, q: Tensor) -> Tensor:
+    """KL(p || q) of each row's observation, from predictive parameters (..., B, K), (..., B) in nats."""
+    if kind in ("categorical", "bernoulli"):
+        log_p, log_q = (_log_classes(kind, out) for out in (p, q))
+        return (log_p.exp() * (log_p - log_q)).sum(-1)  # torch's own KLs of classes cannot be mapped over
+    one, other = (distribution(kind, out, validate_args=False) for out in (p, q))
+    return torch.distributions.kl_divergence(one, other)
+
+
+def _log_classes(kind: str, out: Tensor) -> Tensor:
+    if kind == "bernoulli":
+        out = torch.cat([torch.zeros_like(out), out], -1)
+    return torch.log_softmax(out, -1)
+
+
 def information(kind: str, out: Tensor) -> Tensor:
     """Weights w (B, K) >= 0 of the expected Fisher information of a row, sum_k w_k J_k J_k', J = d out / d theta.
 

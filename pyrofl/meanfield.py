@@ -13,9 +13,20 @@ import torch
 from torch import Tensor
 
 from .guides import inverse_scale, positive_scale
+from .random import is_mapped
 from .tree import Tree
 
-__all__ = ["POOLING", "gaussian_kl", "inverse_scale", "moments", "natural", "pool", "positive_scale"]
+__all__ = [
+    "POOLING",
+    "divergence",
+    "gaussian_kl",
+    "inverse_scale",
+    "moments",
+    "natural",
+    "pool",
+    "positive_scale",
+    "shortened",
+]
 
 Posterior = dict[str, tuple[Tensor, Tensor]]  # site -> (loc, scale)
 
@@ -33,6 +44,12 @@ def gaussian_kl(loc: Tensor, scale: Tensor, m: Vector, s: Vector) -> Tensor:
         return (_square(d) + _square(scale)) * (0.5 / (s * s)) - torch.log(scale).sum(-1) + D * (math.log(s) - 0.5)
     ratio = scale / s
     return 0.5 * (_square(ratio) + _square((loc - m) / s) - D) - torch.log(ratio).sum(-1)
+
+
+def divergence(q: Posterior, p: Posterior) -> Tensor:
+    """KL(q || p) over all sites, () in nats."""
+    flat = lambda v: v.reshape(-1)
+    return torch.stack([gaussian_kl(*map(flat, q[s]), *map(flat, p[s])) for s in q]).sum()
 
 
 def _square(v: Tensor) -> Tensor:
@@ -67,19 +84,18 @@ class _DrawAndKL(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dw: Tensor, dkl: Tensor) -> tuple[Tensor | None, ...]:
         loc, rho, noise, scale, *prior = ctx.saved_tensors
-        dkl = dkl.unsqueeze(-1)  # (..., 1) beside (..., D)
         m, s = ctx.prior or prior
-        precision = 1 / (s * s)
-        pull = (loc - m) * precision if ctx.prior is None or m else loc * precision  # dKL / dloc
-        # In place on fresh vectors: (dw noise + dkl (scale / s^2 - 1 / scale)) dscale / drho.
-        drho = (scale * precision).sub_(scale.reciprocal())
-        drho = drho.mul_(dkl).addcmul_(dw, noise).mul_(torch.sigmoid(rho))
+        dkl = dkl.unsqueeze(-1)  # (..., 1) beside (..., D)
+        strength = dkl / (s * s)
+        gap = loc if ctx.prior and not m else loc - m
+        # In place on a fresh vector: dw noise + dkl (scale / s^2 - 1 / scale), times dscale / drho.
+        drho = (dw * noise).addcmul_(scale, strength).addcdiv_(-dkl, scale).mul_(torch.sigmoid(rho))
         dm = ds = None
         if ctx.needs_input_grad[3]:
-            dm = (-dkl * pull).sum_to_size(m.shape)
+            dm = (-gap * strength).sum_to_size(m.shape)
         if ctx.needs_input_grad[4]:
-            ds = (dkl * (1 - (scale.square() + (loc - m).square()) * precision) / s).sum_to_size(s.shape)
-        return pull.mul_(dkl).add_(dw), drho, None, dm, ds
+            ds = ((dkl - (scale.square() + gap.square()) * strength) / s).sum_to_size(s.shape)
+        return torch.addcmul(dw, gap, strength), drho, None, dm, ds
 
 
 def natural(q: Posterior) -> Tree:
@@ -92,17 +108,34 @@ def natural(q: Posterior) -> Tree:
 
 
 def moments(eta: Tree, dtype: torch.dtype = torch.float64) -> Posterior:
-    """(loc, scale) from natural parameters; a precision that is not positive has none and raises."""
+    """(loc, scale) from natural parameters; a precision that is not positive has none and raises.
+
+    Inside `vmap` nothing can be raised: there the result is not finite.
+    """
     out: Posterior = {}
     for name in eta:
         if name.endswith("/h"):
             site = name.removesuffix("/h")
             h, J = eta[name].double(), eta[f"{site}/J"].double()
-            if not bool((J > 0).all()):
+            if not is_mapped(J.sum()) and not bool((J > 0).all()):
                 raise ValueError(
                     f"{site}: a precision is not positive (smallest {J.min():.3g}); damp or skip this factor"
                 )
             out[site] = ((h / J).to(dtype), J.rsqrt().to(dtype))
+    return out
+
+
+def shortened(step: Tree, lowest: Tree) -> Tree:
+    """A step in natural parameters, with each coordinate scaled down until its precision is at least `lowest`.
+
+    `lowest` holds `site/J` <= 0: how much precision may be taken away. Both parameters of a coordinate are scaled
+    alike, so that it stays the same factor to a smaller power.
+    """
+    out: Tree = {}
+    for name, least in lowest.items():
+        site, J = name.removesuffix("/J"), step[name]
+        power = torch.where(least > J, least / torch.where(least > J, J, -1.0), 1.0)
+        out[f"{site}/h"], out[name] = power * step[f"{site}/h"], power * J
     return out
 
 

@@ -19,7 +19,9 @@ Server leaves named `report/NAME`, each (), are numbers for people: logged every
 
 `methods.fedavg.FedAvg` defines all seven; every other method overrides some. The server sees `Reply.up` and nothing
 else of a client; everything random takes `key`. Class attributes: `guide` and `prior` are the defaults of the
-configuration, `pools` marks a method that is given all clients' rows at once.
+configuration, `guides` the families that fit, all others being refused because the method `guides_because`; `travels`
+and `stays` say in words what leaves a client and what does not; `pools` marks a method that is given all clients' rows
+at once.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +12,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from .names import nearest
+from .random import fold, normal, root
 from .tree import Tree, pack, part, tmap, zeros
 
 
@@ -130,6 +131,30 @@ class Adam(Optimizer):
         )
 
 
+@dataclass(frozen=True)
+class SGLD(Optimizer):
+    """theta <- theta - lr g + sqrt(2 lr temperature) xi with xi ~ N(0, I): Langevin dynamics, a sampler.
+
+    With g the gradient of a loss per row, of n rows, and temperature 1 / n, iterates come to be draws from
+    exp(-n loss), up to terms of order lr. The noise of each step is folded from `key`, which the state holds.
+
+    Reference: Welling, Teh, 2011.
+    """
+
+    temperature: float | Tensor = 1.0
+    key: Tensor = field(default_factory=lambda: root(0), repr=False)
+
+    def init(self, theta: Tree) -> Tree:
+        return {"key": self.key, "t": torch.zeros_like(self.key)}
+
+    def update(self, gradient: Tree, state: Tree, theta: Tree) -> tuple[Tree, Tree]:
+        key = fold(state["key"], state["t"])
+        size = torch.as_tensor(2 * self.lr * self.temperature).sqrt()
+        noise = {k: normal(fold(key, k), v.shape, v.dtype) for k, v in theta.items()}
+        step = lambda p, g, xi: p - self.lr * g + size.to(p.dtype) * xi
+        return tmap(step, theta, self._penalised(gradient, theta), noise), {**state, "t": state["t"] + 1}
+
+
 def _within(optimizer: Optimizer, **bounds: tuple[float, float]) -> None:
     for name, (low, high) in bounds.items():
         value = getattr(optimizer, name)
@@ -139,7 +164,7 @@ def _within(optimizer: Optimizer, **bounds: tuple[float, float]) -> None:
             raise ValueError(f"{name} must be {lowest} and {below}, got {value:g}")
 
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam}
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam}  # those with a text form: a sampler needs a key
 
 
 def parse(text: str) -> Optimizer:

@@ -7,6 +7,7 @@ network takes the fast path (`fastpath`); everything else is traced by Pyro's ow
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -194,6 +195,11 @@ class Program:
             raise ValueError(f"names({where!r}): the network has no {need}, or its guide does not keep sites apart")
         return frozenset(found)
 
+    @property
+    def posterior_names(self) -> frozenset[str]:
+        """Names in the tree of the locations and scales of a mean-field guide: what `guide_of` returns."""
+        return frozenset(name(s) for s in self.sites for name in (self.loc_name, self.scale_name))
+
     # ------------------------------------------------------------------ pure functions
 
     def init(self, key: Tensor) -> Tree:
@@ -270,16 +276,21 @@ class Program:
         total += [q.nodes[n]["unscaled_log_prob"].sum() for n in latents(q) if n not in done]
         return torch.stack(total).sum()
 
-    def predict(self, theta: Tree, x: Tensor, key: Tensor | None, *, dropout: bool = False) -> Tensor:
-        """Predictive parameters (B, K) of one posterior draw (see `likelihoods`); `key=None`: at the posterior mean."""
+    def predict(
+        self, theta: Tree, x: Tensor, key: Tensor | None, *, dropout: bool = False, rows: Tensor | None = None
+    ) -> Tensor:
+        """Predictive parameters (B, K) of one posterior draw (see `likelihoods`); `key=None`: at the posterior mean.
+
+        Batch normalisation uses its running statistics, or, as in training, those of the `rows` (B,) bool.
+        """
         if self._fast is not None:
-            return self._fast.predict(theta, x, key, dropout=dropout)
+            return self._fast.predict(theta, x, key, dropout=dropout, rows=rows)
         y = self._example[1][:1].to(x.device).expand(len(x))
 
         def run(model: PyroModule, guide: nn.Module) -> Tensor:
             with keyed(random.fold(random.root(0) if key is None else key, "guide"), self._noise(key)):
                 q = poutine.trace(guide).get_trace(x, y)
-            with forward_pass(key if dropout else None):
+            with forward_pass(key if dropout else None, rows):
                 p = poutine.trace(poutine.replay(model, q)).get_trace(x, y)
             return likelihoods.parameters(p.nodes[self.observed]["fn"])
 
@@ -343,6 +354,24 @@ class Program:
 
         return self._call(theta, run)
 
+    def features(self, theta: Tree, x: Tensor) -> Tensor:
+        """What the network's `.head` receives, (B, H), at the posterior mean; batch norms use running statistics."""
+        seen: list[Tensor] = []
+        head = getattr(self.model, "net", self.model).head
+        handle = head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+        try:
+            self._call(theta, functools.partial(self._at_the_mean, x))
+        finally:
+            handle.remove()
+        return seen[-1]
+
+    def _at_the_mean(self, x: Tensor, model: PyroModule, guide: nn.Module) -> None:
+        y = self._example[1][:1].to(x.device).expand(len(x))
+        with keyed(random.root(0), self._noise(None)):
+            q = poutine.trace(guide).get_trace(x, y)
+        with forward_pass():
+            poutine.replay(model, q)(x, y)
+
     # ------------------------------------------------------------------ posteriors
 
     def posterior(self, theta: Tree) -> Posterior:
@@ -379,6 +408,11 @@ class Program:
         return {s: (loc[s].clone(), scale[s].clone()) for s in like}
 
     @property
+    def example(self) -> Tensor:
+        """The inputs of the example rows, (B, ...)."""
+        return self._example[0]
+
+    @property
     def sites(self) -> tuple[str, ...]:
         """The latent sites, in the order of the model."""
         return tuple(self.guide.prototype_trace.stochastic_nodes)
@@ -392,6 +426,11 @@ class Program:
     def flat(self) -> bool:
         """Whether no site has a prior, so that the loss of a point guide is the likelihood alone."""
         return all(_is_improper(self.guide.prototype_trace.nodes[s]["fn"]) for s in self.sites)
+
+    @property
+    def family(self) -> str:
+        """The guide's family: "delta", "normal" (mean-field), or "other"."""
+        return "delta" if self.point_mass else "normal" if self.mean_field else "other"
 
     @property
     def point_mass(self) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -14,18 +14,19 @@ from . import evaluate
 from .config import ConfigError, Evaluation
 from .data import Data, Federation
 from .engines import Engine, Failure, Job, Vectorised
+from .federation import holdings
 from .gate import Contract, Outliers
 from .messages import Messages
 from .method import Cohort, Reply
 from .methods.fedavg import FedAvg
 from .metrics import Bins
 from .random import fold, generator, root
-from .store import Row, RunDirectory, States, check_like
-from .tree import Tree, all_finite, nbytes, part, stack
+from .scoring import Scores, check, evaluated
+from .store import Record, Row, RunDirectory, States, check_like
+from .tree import Tree, all_finite, nbytes, part, stack, without
 
 RECEIPT = "site/receipt"  # in place of an own state that lies at its client's site: the key that made it
-
-Scores = dict[str, dict[str, dict[str, float | None]]]  # "personal" or "global" -> client -> score -> value
+_AT_ONCE = 64  # clients whose personal models are asked for together
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,12 @@ class Observer:
         """Something to be said once."""
 
 
+class Visitor(Protocol):
+    """Is shown every client's own model, one at a time."""
+
+    def see(self, client: int, theta: Tree) -> None: ...
+
+
 class RunStopped(RuntimeError):
     """A client failed and the configuration says on_error = "stop"."""
 
@@ -134,10 +141,12 @@ class Run:
         self.messages = messages or Messages.plain(method)
         self.key = root(seed).to(self.device)
         self.names = [c.name for c in federation.clients]
-        self.train = [held(c.train, self.device) for c in federation.clients]
+        self.train = [self.to_device(c.train) for c in federation.clients]
         if method.pools:
             self.train = [_merged(self.train)]
+        check(self.evaluation, federation)
         self.bins: dict[str, Bins] = {}  # reliability tables of the last evaluation
+        self.records: dict[str, Record] = {}  # what the last evaluation keeps beside them
         self._said_fallback = False
         self._begin(start)
 
@@ -148,12 +157,16 @@ class Run:
         self.committed = 0
         self.server = {k: v.to(self.device) for k, v in self.method.init(fold(self.key, "init")).items()}
         if start is not None:
-            check_like(start, self.server, "start")
-            self.server = {k: start[k].to(self.device) for k in self.server}
+            # What a method keeps beside the model starts anew where the other run, of another method, has none.
+            model = self.method.program.theta0
+            new = {k: v for k, v in self.server.items() if k not in start and k not in model}
+            check_like(start, without(self.server, new), "start")
+            self.server = {k: new[k] if k in new else start[k].to(self.device) for k in self.server}
         self._template = Contract.of(self.server)
         if self.directory is None:
             return
         if not self.directory.server.exists():
+            self.directory.save_partition(holdings(self.federation), self.federation.classes)
             self.directory.commit(0, self.server, self.directory.append([]), {"identity": self.identity})
         self.round, saved, meta = self.directory.open()
         self.committed = self.round
@@ -166,6 +179,10 @@ class Run:
     @property
     def done(self) -> bool:
         return self.round >= self.rounds
+
+    def to_device(self, data: Data) -> Data:
+        """Rows on the run's device, as every hook is given them."""
+        return held(data, self.device)
 
     def own(self, client: int, down: Tree) -> Tree:
         """A client's own state, its first one if it has not taken part yet."""
@@ -280,57 +297,59 @@ class Run:
         job = self._personal_job(i)
         return self.method.personal(job.down, job.own, job.data, job.key)
 
+    def personal_models(self) -> Iterator[tuple[int, Tree]]:
+        """(client, what it predicts with now), a few clients at a time; one model for all where rows are pooled."""
+        if self.method.pools:
+            theta = self.personal(0)
+            yield from ((i, theta) for i in range(len(self.names)))
+            return
+        total = len(self.names)
+        for start in range(0, total, _AT_ONCE):
+            jobs = [self._personal_job(i) for i in range(start, min(start + _AT_ONCE, total))]
+            for done, (i, theta) in enumerate(self.engine.map(self.method.personal, jobs), start + 1):
+                self.observer.progress("evaluating", done, total)
+                if isinstance(theta, Failure):
+                    self.observer.note(f"client {self.names[i]} could not be evaluated: {theta.reason}")
+                else:
+                    yield i, theta
+
     def _personal_job(self, i: int) -> Job:
         down = self.method.down(self.server, i)
         return Job(i, down, self.own(i, down), self.train[i], personal_key(self.key, self.round, i))
 
-    def predictions(self, *, draws: int) -> dict[str, dict[str, evaluate.Arrays]]:
+    @property
+    def together(self) -> bool:
+        """Whether all draws of a prediction go through at once."""
+        return isinstance(self.engine, Vectorised) and self.engine.fallback is None
+
+    def predictions(self, *, draws: int, visitors: Sequence[Visitor] = ()) -> dict[str, dict[str, evaluate.Arrays]]:
         """Posterior predictive draws on each client's test rows (see `evaluate.predict`).
 
-        "personal" and "global" -> client -> arrays.
+        "personal" and "global" -> client -> arrays. `visitors` are shown each personal model while it is there.
         """
         out: dict[str, dict[str, evaluate.Arrays]] = {"personal": {}, "global": {}}
         common = self.method.common(self.server)
-        tests = [held(c.test, self.device) for c in self.federation.clients]
-        together = isinstance(self.engine, Vectorised) and self.engine.fallback is None
+        tests = [self.to_device(c.test) for c in self.federation.clients]
         key = evaluation_key(self.key, self.round)
 
         def on(theta: Tree, data: Data, *path: int | str) -> evaluate.Arrays:
-            return evaluate.predict(self.method, theta, data, fold(key, *path), draws=draws, together=together)
+            return evaluate.predict(self.method, theta, data, fold(key, *path), draws=draws, together=self.together)
 
-        if not self.method.pools:
-            jobs = [self._personal_job(i) for i in range(len(self.train))]
-            for done, (i, theta) in enumerate(self.engine.map(self.method.personal, jobs), 1):
-                self.observer.progress("evaluating", done, len(jobs))
-                if isinstance(theta, Failure):
-                    self.observer.note(f"client {self.names[i]} could not be evaluated: {theta.reason}")
-                    continue
+        for i, theta in self.personal_models() if visitors or not self.method.pools else ():
+            for visitor in visitors:
+                visitor.see(i, theta)
+            if not self.method.pools:
                 out["personal"][self.names[i]] = on(theta, tests[i], "personal", i)
-            out["personal"] = {n: out["personal"][n] for n in self.names if n in out["personal"]}
+        out["personal"] = {n: out["personal"][n] for n in self.names if n in out["personal"]}
         if common is not None:
             for i, name in enumerate(self.names):
                 out["global"][name] = on(common, tests[i], "global", i)
         return out
 
     def _evaluate(self, now: Round) -> None:
-        kind, draws = (
-            self.method.program.kind,
-            self.evaluation.final_draws if self.done else self.evaluation.draws,
-        )
-        drawn = self.predictions(draws=draws)
-        now.scores = {model: evaluate.score(kind, clients) for model, clients in drawn.items() if clients}
-        if self.done:
-            tables = {m: evaluate.reliability(kind, clients, self.evaluation.bins) for m, clients in drawn.items()}
-            self.bins = {m: t for m, t in tables.items() if t is not None}
-        self._evaluate_common(now, draws)
-
-    def _evaluate_common(self, now: Round, draws: int) -> None:
-        common = self.method.common(self.server)
-        if common is not None and self.federation.common is not None:
-            data = held(self.federation.common, self.device)
-            arrays = evaluate.predict(self.method, common, data, fold(self.key, "common", self.round), draws=draws)
-            scores = evaluate.score(self.method.program.kind, {evaluate.COMMON: arrays})[evaluate.COMMON]
-            now.scores.setdefault("global", {})[evaluate.COMMON] = scores
+        found = evaluated(self)
+        now.scores, self.records = found.scores, found.records
+        self.bins = found.bins or self.bins
 
     # ------------------------------------------------------------------ saving
 
@@ -340,6 +359,9 @@ class Run:
         size = self.directory.append(rows_of(now))
         for model, table in self.bins.items():
             self.directory.save_bins(model, table)
+        for name, record in self.records.items():
+            self.directory.save_record(name, record, now.number)
+        self.records = {}
         self.directory.commit(now.number, self.server, size, {"identity": self.identity})
         self.states.commit()
         self.directory.log_time(now.number, now.seconds, now.local_seconds)

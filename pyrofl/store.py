@@ -7,6 +7,7 @@ written last: client files of a later round, and rows appended after it, are dro
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
@@ -19,7 +20,9 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
+from torch import Tensor
 
+from .federation import Holding
 from .metrics import Bins
 from .tree import Tree, nbytes
 
@@ -85,15 +88,22 @@ class Row(NamedTuple):
 _CLIENT = re.compile(r"(\d+)-r(\d+)\.safetensors")
 
 
+class Record(NamedTuple):
+    """Arrays that an evaluation keeps, and short texts about them."""
+
+    values: Mapping[str, Tensor | np.ndarray]
+    notes: Mapping[str, str] = {}
+
+
 class RunDirectory:
-    """`runs/NAME/`: config.toml, server.safetensors, clients/ID-rROUND.safetensors, metrics.csv."""
+    """`runs/NAME/`: config.toml, server.safetensors, clients/ID-rROUND.safetensors, metrics.csv, and records."""
 
     def __init__(self, path: Path):
         self.path = path
         self.server, self.metrics, self.config = (
             path / name for name in ("server.safetensors", "metrics.csv", "config.toml")
         )
-        self.clients, self.timings = path / "clients", path / "timings.csv"
+        self.clients, self.timings, self.partition = path / "clients", path / "timings.csv", path / "partition.csv"
 
     def create(self, config: str) -> None:
         """Make the directory; one that already holds a run is refused."""
@@ -109,8 +119,9 @@ class RunDirectory:
     def clear(self) -> None:
         """Remove the run that is here, its commit first; other files stay."""
         states = self.clients.glob("*-r*.safetensors") if self.clients.is_dir() else ()
-        tables = self.path.glob("reliability-*.csv")
-        for path in (self.server, self.metrics, self.timings, self.config, *states, *tables):
+        tables = (f for p in ("reliability-*.csv", "rows-*.safetensors") for f in self.path.glob(p))
+        others = (self.partition, self.path / "posteriors.safetensors")
+        for path in (self.server, self.metrics, self.timings, self.config, *others, *states, *tables):
             path.unlink(missing_ok=True)
 
     def refuse_existing(self) -> None:
@@ -141,6 +152,14 @@ class RunDirectory:
                     self._client(i, r).unlink()
         return committed, tree, meta
 
+    def committed(self) -> tuple[int, int]:
+        """(last committed round, bytes of metrics.csv that belong to it), read without changing anything."""
+        if not self.server.exists():
+            raise ValueError(f"{self.path} holds no round yet: wait for the first one")
+        with safe_open(self.server, framework="pt") as f:
+            meta = f.metadata() or {}
+        return int(meta["round"]), int(meta["metrics_bytes"])
+
     def append(self, rows: Iterable[Row]) -> int:
         """Append rows; returns the file's size in bytes, which the commit records."""
         with open(self.metrics, "a", newline="") as f:
@@ -166,6 +185,29 @@ class RunDirectory:
             if new:
                 f.write("round,seconds,local_seconds\n")
             f.write(f"{round},{seconds:.6f},{local_seconds:.6f}\n")
+
+    def save_partition(self, lines: Sequence[Holding], classes: Sequence[str]) -> None:
+        """Who holds what: `client, train, test`, and the training rows of each class."""
+        text = io.StringIO(newline="")
+        out = csv.writer(text, lineterminator="\n")
+        out.writerow(("client", "train", "test", *classes))
+        out.writerows((h.name, h.train, h.test, *h.classes) for h in lines)
+        write(self.partition, text.getvalue().encode())
+
+    def save_record(self, name: str, record: Record, round: int) -> None:
+        """What the evaluation of a round keeps, `NAME.safetensors`: floats as float32. Nothing leaves no file."""
+        if record.values:
+            tensors = {k: torch.as_tensor(v) for k, v in record.values.items()}
+            kept = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
+            save_tree(self.path / f"{name}.safetensors", kept, {**record.notes, "round": str(round)})
+
+    def load_record(self, name: str) -> tuple[int, Record] | None:
+        """(round, what `save_record` wrote), or None."""
+        path = self.path / f"{name}.safetensors"
+        if not path.exists():
+            return None
+        tree, notes = load_tree(path)
+        return int(notes["round"]), Record({k: v.numpy() for k, v in tree.items()}, notes)
 
     def save_bins(self, model: str, table: Bins) -> None:
         """The reliability table of the last evaluation, `reliability-MODEL.csv`."""

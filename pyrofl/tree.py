@@ -69,6 +69,16 @@ def unstack(a: Tree, index: int) -> Tree:
     return {k: v[index] for k, v in a.items()}
 
 
+def repeat(a: Tree, count: int) -> Tree:
+    """`count` copies, stacked."""
+    return {k: v.expand(count, *v.shape).clone() for k, v in a.items()}
+
+
+def put(a: Tree, rows: Tensor, b: Tree) -> Tree:
+    """`a`, of leaves (K, ...), with its `rows` (C,) as in `b`, of leaves (C, ...)."""
+    return tmap(lambda v, new: v.index_copy(0, rows, new), a, b)
+
+
 def mean(a: Tree, weights: Tensor) -> Tree:
     """Weighted mean over the leading client axis: (C, ...) -> (...).
 
@@ -130,6 +140,7 @@ class Ravel:
         self.names = tuple(like)
         self.shapes = tuple(v.shape for v in like.values())
         self.sizes = [v.numel() for v in like.values()]
+        self._cuts: dict[tuple[tuple[str, ...], ...], list[int] | None] = {}
 
     def flat(self, a: Tree) -> Tensor:
         return torch.cat([a[k].reshape(-1) for k in self.names])  # (P,)
@@ -142,6 +153,14 @@ class Ravel:
 
     def cut(self, vector: Tensor, *groups: Sequence[str]) -> list[Tensor] | None:
         """Groups of names as slices of a vector (..., P), or None where they are not neighbours in this order."""
+        key = tuple(map(tuple, groups))
+        if key not in self._cuts:
+            self._cuts[key] = self._places(key)
+        places = self._cuts[key]
+        return None if places is None else list(torch.split(vector, places, -1)[1:-1])
+
+    def _places(self, groups: tuple[tuple[str, ...], ...]) -> list[int] | None:
+        """Sizes of what comes before the groups, of each group, and of what comes after."""
         wanted = tuple(name for group in groups for name in group)
         first = self.names.index(wanted[0]) if wanted[0] in self.names else len(self.names)
         if self.names[first : first + len(wanted)] != wanted:
@@ -150,7 +169,7 @@ class Ravel:
         for group in groups:
             ends.append(sum(self.sizes[at : at + len(group)]))
             at += len(group)
-        return list(torch.split(vector, [*ends, sum(self.sizes[at:])], -1)[1:-1])
+        return [*ends, sum(self.sizes[at:])]
 
     def pick(self, vector: Tensor, name: str) -> Tensor:
         """One tensor of a vector (..., P)."""

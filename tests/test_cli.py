@@ -216,6 +216,19 @@ def test_partition_shows_who_holds_what_without_training(pyrofl: Call) -> None:
     assert not Path("runs").exists()
 
 
+def test_compare_shows_scores_on_shared_rows_and_at_a_temperature(pyrofl: Call) -> None:
+    data = "data={ name = 'synthetic', sites = 3, rows = 20, validation = 0.2 }"
+    asked = "evaluate={ draws = 2, final_draws = 3, balanced = true, matched = true, temperature = true }"
+    assert pyrofl("run", "a.toml", data, asked).code == 0
+    done = pyrofl("compare", "runs/a", "--out", "c")
+    for title in ("each class weighing the same", "weighted to each client's own labels", "the temperature of each"):
+        assert title in done.out
+    assert {"balanced accuracy", "matched nll", "tempered ece"} <= set(Path("c/compare.csv").read_text().split(","))
+    found = {(r.metric, r.client): r.value for r in metrics("runs/a")}
+    assert found["tempered/temperature", "client0"] is not None
+    assert ("balanced/accuracy", "client2") in found and ("balanced/accuracy", "(pooled)") not in found
+
+
 def test_compare_is_one_table_and_figures(pyrofl: Call) -> None:
     for method in ("fedavg", "meta_bayfl", "alone"):
         written(

@@ -174,3 +174,15 @@ def test_a_federation_knows_its_shapes() -> None:
     assert (len(f), f.shape, f.outputs) == (5, (build.FEATURES,), 3)
     assert Federation(f.clients, "gaussian").outputs == 1
     assert Dataset(torch.zeros(2, 1), torch.zeros(2), "poisson").classes == ()
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 12])
+def test_a_sample_is_different_real_rows_drawn_at_random(n: int) -> None:
+    data, padded = numbered(n, 1), numbered(n, 6)
+    drawn = [live_rows(data.sample(fold(root(3), i), 4)) for i in range(200)]
+    assert all(len(set(rows)) == len(rows) == min(n, 4) for rows in drawn)
+    assert drawn == [live_rows(padded.sample(fold(root(3), i), 4)) for i in range(200)]
+    counts = Counter(i for rows in drawn for i in rows)
+    assert counts.keys() == set(range(n))
+    if n == 12:  # each row in a third of the samples, give or take four standard errors
+        assert all(abs(c - 200 / 3) < 4 * math.sqrt(200 * 2 / 9) for c in counts.values())

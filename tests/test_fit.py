@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from pyrofl.data import Batch, Data
 from pyrofl.engines import Failure, Job, Vectorised
-from pyrofl.fit import NonFinite, fit
+from pyrofl.fit import NonFinite, descend, fit, slope, with_gradient
 from pyrofl.method import Reply
 from pyrofl.optim import SGD, Adam, Optimizer
 from pyrofl.random import fold, root
@@ -184,3 +184,59 @@ def test_a_client_without_rows_keeps_its_parameters() -> None:
     theta, info = fit(square, START, data, root(1), optimizer=SGD(0.1), epochs=2, size=2)
     same(dict(theta), START)
     assert float(info["steps"]) == 0
+
+
+def test_the_slope_is_the_gradient_of_the_named_tensors_beside_the_loss() -> None:
+    batch = Batch.of(torch.tensor([[1.0], [2.0]], dtype=torch.float64), torch.zeros(2))
+    loss = lambda theta, batch, key: (square(theta, batch, key), {"twice": 2 * theta["w"].detach()})
+    g, (value, scalars) = slope(loss, START, batch, root(1), {"w"})
+    assert g.keys() == {"w"} and float(g["w"]) == pytest.approx(1.5)
+    assert float(value) == pytest.approx((4 + 1) / 4) and float(scalars["twice"]) == 6
+
+
+def test_descending_repeats_one_batch_with_its_pull() -> None:
+    batch = Batch.of(torch.tensor([[1.0]], dtype=torch.float64), torch.zeros(1))
+    anchor = {"w": torch.tensor(5.0, dtype=torch.float64), "v": torch.tensor(9.0)}
+    w = 3.0
+    for _ in range(4):
+        w -= 0.1 * ((w - 1) + 0.5 * (w - 5))
+    got = descend(square, START, batch, root(1), rate=0.1, steps=4, names={"w"}, pull=(0.5, anchor))
+    assert float(got["w"]) == pytest.approx(w, rel=1e-12) and float(got["v"]) == 0
+    assert float(START["w"]) == 3.0
+    seen: list[int] = []
+    descend(lambda t, b, k: (seen.append(int(k)), square(t, b, k))[1], START, batch, root(1), rate=0.1, steps=3)
+    assert len(set(seen)) == 3, "each step draws its own noise"
+
+
+def test_a_given_gradient_takes_the_place_of_the_losss_own() -> None:
+    def loss(theta: Tree, batch: Batch, key: Tensor) -> Tensor:
+        value = square(theta, batch, key) + 7 * theta["v"] ** 2
+        return with_gradient(value, theta, {"w": torch.tensor(2.0), "v": 0.5 * theta["w"]})
+
+    theta, info = fit(loss, START, numbers(1.0), root(1), optimizer=SGD(0.1), epochs=1, size=1)
+    assert float(theta["w"]) == pytest.approx(3 - 0.2) and float(theta["v"]) == pytest.approx(-0.15)
+    assert float(info["loss"]) == pytest.approx(2.0)
+    mapped, _ = vmap(lambda k: fit(loss, START, numbers(1.0), k, optimizer=SGD(0.1), epochs=1, size=1))(
+        root(1).reshape(1)
+    )
+    close({k: v[0] for k, v in mapped.items()}, dict(theta), tolerance=1e-12)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_follows_a_step_changes_only_what_is_not_trained_and_only_while_the_client_trains(mapped: bool) -> None:
+    def run(data: Data, key: Tensor) -> Tree:
+        follow = lambda t, theta, batch, k: {"v": 0.5 * theta["v"] + theta["w"], "last": torch.full_like(theta["v"], t)}
+        start = {**START, "last": torch.tensor(-1.0, dtype=torch.float64)}
+        return fit(square, start, data, key, optimizer=SGD(0.1), epochs=2, size=2, names={"w"}, after=follow)[0]
+
+    data = Data(*numbers(1.0, 2.0, 0.0, 0.0)[:2], torch.tensor(2))  # two steps, of the four that its shape allows
+    alike = {k: v.unsqueeze(0) for k, v in data._asdict().items()}
+    one = lambda x, y, n, key: run(Data(x, y, n), key)
+    theta = (
+        {k: v[0] for k, v in vmap(one)(*alike.values(), root(1).reshape(1)).items()} if mapped else run(data, root(1))
+    )
+    w, v = 3.0, 0.0
+    for _ in range(2):
+        w -= 0.1 * (w + v - 1.5)
+        v = 0.5 * v + w
+    assert [float(theta[k]) for k in ("w", "v", "last")] == pytest.approx([w, v, 1.0], rel=1e-12)

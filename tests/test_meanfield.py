@@ -13,12 +13,14 @@ from torch.distributions import Normal, kl_divergence
 from pyrofl.meanfield import (
     POOLING,
     Posterior,
+    divergence,
     gaussian_kl,
     inverse_scale,
     moments,
     natural,
     pool,
     positive_scale,
+    shortened,
 )
 
 
@@ -148,3 +150,19 @@ def test_scales_below_the_floor_have_a_finite_number(dtype: torch.dtype) -> None
     rho = inverse_scale(torch.tensor([0.0, 1e-30, 1e-8, 2e-8], dtype=dtype))
     assert bool(torch.isfinite(rho).all())
     assert positive_scale(rho)[-1].item() == pytest.approx(2e-8, rel=1e-2)
+
+
+def test_a_shortened_step_is_the_same_factor_to_a_smaller_power():
+    step = {"w/h": torch.tensor([1.0, 3.0, -4.0]), "w/J": torch.tensor([2.0, -1.0, -8.0])}
+    out = shortened(step, {"w/J": torch.tensor([-5.0, -5.0, -2.0])})
+    assert out["w/h"].tolist() == [1.0, 3.0, -1.0]
+    assert out["w/J"].tolist() == [2.0, -1.0, -2.0]
+    nothing = shortened(step, {"w/J": torch.zeros(3)})  # where no precision may be taken, nothing of the factor is
+    assert nothing["w/J"].tolist() == [2.0, 0.0, 0.0] and nothing["w/h"].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_divergence_adds_up_over_sites_of_any_shape():
+    q = {"w": (t(0.0, 1.0).reshape(1, 2), t(1.0, 0.5).reshape(1, 2)), "b": (t(2.0).reshape(()), t(0.1).reshape(()))}
+    p = {"w": (t(0.5, -1.0).reshape(1, 2), t(2.0, 0.3).reshape(1, 2)), "b": (t(1.0).reshape(()), t(0.7).reshape(()))}
+    expected = sum(float(kl_divergence(Normal(*q[s]), Normal(*p[s])).sum()) for s in q)
+    assert float(divergence(q, p)) == pytest.approx(expected, rel=1e-12)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import vmap
 
-from pyrofl.optim import OPTIMIZERS, SGD, Adam, Optimizer, parse, render, with_rate
+from pyrofl.optim import OPTIMIZERS, SGD, SGLD, Adam, Optimizer, parse, render, with_rate
+from pyrofl.random import root
 
 torch_sgd, torch_adam = torch.optim.SGD, torch.optim.Adam
 PAIRS: list[tuple[Optimizer, Callable[..., torch.optim.Optimizer]]] = [
@@ -139,3 +140,30 @@ def test_every_optimizer_has_a_text_form() -> None:
     for name, kind in OPTIMIZERS.items():
         assert render(kind()).startswith(f"{name}:")
         assert type(parse(f"{name}:0.5")) is kind
+
+
+def test_langevin_steps_have_the_stationary_law_of_the_target() -> None:
+    """Of exp(-n a theta^2 / 2): the recursion's own variance is 1 / (n a (1 - lr a / 2)). 20,000 independent chains."""
+    a, n, lr = 0.8, 5.0, 0.3
+    theta = {"w": torch.full((20000,), 3.0, dtype=torch.float64)}
+    sampler = SGLD(lr, temperature=1 / n, key=root(7))
+    state = sampler.init(theta)
+    for _ in range(60):
+        theta, state = sampler.update({"w": a * theta["w"]}, state, theta)
+    assert abs(float(theta["w"].mean())) < 0.02
+    assert float(theta["w"].var()) == pytest.approx(1 / (n * a * (1 - lr * a / 2)), rel=0.04)
+
+
+def test_langevin_noise_follows_from_the_key_alone_and_is_new_in_every_step() -> None:
+    theta = {"w": torch.zeros(3, dtype=torch.float64)}
+    path = []
+    for key in (1, 1, 2):
+        sampler, at = SGLD(0.5, key=root(key)), theta
+        state, steps = sampler.init(theta), []
+        for _ in range(2):
+            new, state = sampler.update({"w": torch.zeros(3, dtype=torch.float64)}, state, at)
+            steps.append((new["w"] - at["w"]).tolist())
+            at = new
+        path.append(steps)
+    assert path[0] == path[1] != path[2]
+    assert path[0][0] != path[0][1]

@@ -544,3 +544,16 @@ def test_the_loss_is_the_mean_over_live_rows_plus_the_divergence_over_n():
     logits = logits @ weights["net.head.weight"].T + weights["net.head.bias"]
     torch.testing.assert_close(program.predict(theta, x, None), logits.log_softmax(-1))
     assert math.isfinite(half["nll"].item())
+
+
+@pytest.mark.parametrize("prior", ["gaussian", "hierarchical"])
+def test_predictions_of_training_normalise_by_the_named_rows(prior):
+    """The fast path and Pyro's traces: the likelihood that they imply is that of the loss."""
+    program = program_of(prior, "delta", net=Net(batch_norm=True))
+    theta, (x, y), key = program.init(random.root(0)), rows(), random.root(1)
+    kept = torch.tensor([True, True, True, True, False, False])
+    batch = batch_of(x, y, live=kept)._replace(distinct=kept)
+    out = program.predict(theta, x, None, rows=kept)
+    nll = program.parts(theta, batch, key)[1]["nll"]
+    torch.testing.assert_close(-out[kept, y[kept]].mean(), nll)
+    assert not torch.allclose(out, program.predict(theta, x, None)), "the running statistics are others"

@@ -305,6 +305,9 @@ def test_a_run_starts_from_another_runs_server() -> None:
     same(second.server, first.server)
     with pytest.raises(ValueError, match=r"start has tensor 'x', unlike this model"):
         run_of(start={**first.server, "x": torch.ones(1)})
+    some = next(iter(first.method.program.theta0))
+    with pytest.raises(ValueError, match=r"start lacks tensor .* unlike this model"):
+        run_of(start={k: v for k, v in first.server.items() if k != some})
 
 
 def test_an_interrupted_round_is_not_counted(tmp_path: Path) -> None:

@@ -146,3 +146,18 @@ def test_blocks_work_under_vmap_and_after_a_change() -> None:
     changed = {**ravel.tree(flats[0]), "t1": torch.full((3,), -1.0, dtype=torch.float64)}
     assert not isinstance(changed, Raveled)
     assert tree.blocks(changed, ["t0", "t1"])[0].tolist() == [0, 1, -1, -1, -1]
+
+
+def test_rows_of_a_stack_are_replaced_and_nothing_else() -> None:
+    one = {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}
+    three = tree.repeat(one, 3)
+    assert three["w"].tolist() == [[1, 2]] * 3 and three["n"].tolist() == [3, 3, 3]
+    new = tree.put(
+        three, torch.tensor([2, 0]), {"w": torch.tensor([[5.0, 6.0], [7.0, 8.0]]), "n": torch.tensor([8, 9])}
+    )
+    assert new["w"].tolist() == [[7, 8], [1, 2], [5, 6]] and new["n"].tolist() == [9, 3, 8]
+    assert three["n"].tolist() == [3, 3, 3]
+    new["w"][1] = 0.0
+    assert one["w"].tolist() == [1, 2]
+    with pytest.raises(KeyError, match="'n'"):
+        tree.put(three, torch.tensor([0]), {"w": torch.zeros(1, 2)})

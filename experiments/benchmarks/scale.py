@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from rich.progress import track
 
 from models.mlp import MLP
 from pyrofl import Bayesian, Client, Data, Federation, Program, Run
+from pyrofl.config import Evaluation
 from pyrofl.engines import Vectorised
 from pyrofl.evaluate import predict
 from pyrofl.methods import Alone, BayFL
@@ -29,9 +29,10 @@ from pyrofl.random import root
 from pyrofl.run import Participation
 from pyrofl.store import RunDirectory
 
-from .common import Figures, console, finish, options
+from .common import Contestant, Figures, console, finish, interleave, options, ratio
 
 FEATURES, CLASSES = 32, 10
+RARE = Evaluation(every=10**6)  # the round is timed, not the evaluation
 
 
 def resident() -> float:
@@ -59,17 +60,17 @@ def run_of(people: Federation, method: BayFL | Alone, *, cohort: int | None = No
         directory = RunDirectory(folder)
         directory.create("")
     drawn = Participation(clients=cohort)
-    return Run(method, people, engine=Vectorised(), rounds=10**6, cohort=drawn, directory=directory, evaluation=None)
+    return Run(method, people, engine=Vectorised(), rounds=10**6, cohort=drawn, directory=directory, evaluation=RARE)
 
 
-def seconds(run: Run, rounds: int) -> float:
-    """Median seconds of a round, after one that is not counted."""
-    times = []
-    for _ in range(rounds + 1):
-        began = time.perf_counter()
+def rounds_of(run: Run) -> Contestant:
+    """One round a turn."""
+
+    def turn() -> int:
         run.step()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
+        return 1
+
+    return turn
 
 
 def memory(figures: Figures, rounds: int, *, quiet: bool) -> None:
@@ -85,44 +86,47 @@ def memory(figures: Figures, rounds: int, *, quiet: bool) -> None:
         figures.add("rounds500.rss_growth", resident() / start - 1, bar=0.02)
 
 
-def many_clients(figures: Figures, rounds: int) -> None:
+def many_clients(figures: Figures, turns: int, *, quiet: bool) -> None:
     """10,000 clients with a state of their own on disk, 50 a round, against 100 clients with 50 a round."""
-    took = {}
-    for clients in (100, 10_000):
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        contestants = {}
+        for clients in (100, 10_000):
             method = Alone(program(), optimizer=Adam(1e-3), epochs=1, size=16)
-            run = run_of(federation(clients, 32), method, cohort=50, folder=Path(folder) / "run")
-            took[clients] = seconds(run, rounds)
-            if clients == 10_000:
-                figures.add("clients10000.rss_gib", resident(), bar=2)
-    figures.add("clients10000.over_clients100", took[10_000] / took[100], bar=1.3)
+            place = Path(folder) / str(clients)
+            contestants[str(clients)] = rounds_of(run_of(federation(clients, 32), method, cohort=50, folder=place))
+        took = interleave(contestants, turns=turns, what="10,000 clients", quiet=quiet)
+        figures.add("clients10000.rss_gib", resident(), bar=2)
+    figures.add("clients10000.over_clients100", ratio(took, "10000", "100"), bar=1.3)
 
 
-def growth(figures: Figures, plot: Path | None) -> None:
+def growth(figures: Figures, turns: int, plot: Path | None, *, quiet: bool) -> None:
     """Seconds against clients, rows, weights and draws; the slope of the log-log line."""
     method = lambda hidden=16: BayFL(program(hidden), optimizer=Adam(1e-3), epochs=1, size=32)
     data, theta = Data.of(torch.randn(200, FEATURES), torch.zeros(200).long()), program(64).init(root(0))
     drawn = method(64)
 
-    def predicting(draws: int) -> float:
-        began = time.perf_counter()
-        predict(drawn, theta, data, root(1), draws=draws, together=True)
-        return time.perf_counter() - began
+    def predicting(draws: int) -> Contestant:
+        def turn() -> int:
+            predict(drawn, theta, data, root(1), draws=draws, together=True)
+            return 1
 
-    sizes: dict[str, tuple[list[int], Callable[[int], float]]] = {
-        "clients": ([40, 80, 160, 320, 640], lambda n: seconds(run_of(federation(n, 32), method()), 3)),
-        "rows": ([1024, 2048, 4096, 8192, 16384], lambda n: seconds(run_of(federation(4, n), method()), 3)),
-        "weights": ([256, 512, 1024, 2048, 4096], lambda h: seconds(run_of(federation(8, 32), method(h)), 3)),
-        "draws": ([200, 400, 800, 1600, 3200], lambda s: min(predicting(s) for _ in range(3))),
+        return turn
+
+    sizes: dict[str, tuple[list[int], Callable[[int], Contestant]]] = {
+        "clients": ([40, 80, 160, 320, 640], lambda n: rounds_of(run_of(federation(n, 32), method()))),
+        "rows": ([1024, 2048, 4096, 8192, 16384], lambda n: rounds_of(run_of(federation(4, n), method()))),
+        "weights": ([256, 512, 1024, 2048, 4096], lambda h: rounds_of(run_of(federation(8, 32), method(h)))),
+        "draws": ([200, 400, 800, 1600, 3200], predicting),
     }
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    for what, (counts, cost) in sizes.items():
-        took = [cost(n) for n in counts]
+    for what, (counts, contestant) in sizes.items():
+        turned = interleave({str(n): contestant(n) for n in counts}, turns=turns, what=what, quiet=quiet)
+        took = [statistics.median(turned[str(n)]) for n in counts]
         slope = float(np.polyfit(np.log(counts), np.log(took), 1)[0])
         figures.add(f"slope.{what}", slope)
-        for n, t in zip(counts, took):
-            figures.add(f"{what}.{n}.seconds", t)
+        for n in counts:
+            figures.add(f"{what}.{n}.seconds", turned[str(n)])
         axes.loglog(counts, took, marker="o", label=f"{what}: slope {slope:.2f}")
     axes.set_xlabel("number of clients, rows a client, hidden units, or draws")
     axes.set_ylabel("seconds (a round, or one prediction)")
@@ -142,9 +146,9 @@ def main() -> None:
     if asked.only in (None, "memory"):
         memory(figures, asked.rounds, quiet=asked.json)
     if asked.only in (None, "clients"):
-        many_clients(figures, asked.turns)
+        many_clients(figures, asked.turns, quiet=asked.json)
     if asked.only in (None, "growth"):
-        growth(figures, asked.plot)
+        growth(figures, max(asked.turns // 3, 1), asked.plot, quiet=asked.json)
     finish(figures, "scale", as_json=asked.json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..engines import Failure
 from ..messages import Messages
 from ..methods.fedavg import FedAvg
 from ..run import RECEIPT, Round, Run
+from ..scoring import score_common
 from ..tree import Tree, without
 from .exchange import Exchange
 from .records import record
@@ -49,6 +51,9 @@ class FlowerRun(Run):
                 f"{type(method).__name__} trains on all rows in one place, which clients that keep theirs cannot give "
                 "it: use engine = 'sequential'"
             )
+        evaluation = rest.get("evaluation")
+        if evaluation is not None and (evaluation.shared or evaluation.temperature):
+            raise ConfigError("evaluate.shared and evaluate.temperature need the clients' rows: use another engine")
         names = [c.name for c in federation.clients]
         messages = messages or Messages.plain(method)
         engine = Exchange(grid, config, names=names, messages=messages, patience=patience)
@@ -116,7 +121,7 @@ class FlowerRun(Run):
             f"what client {self.client_name(client)} predicts with stays at its site; its scores are in the rounds"
         )
 
-    def predictions(self, *, draws: int) -> dict[str, dict[str, Any]]:
+    def predictions(self, *, draws: int, visitors: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
         raise LookupError("test rows stay at the sites, and predictions with them; their scores are in the rounds")
 
     def _evaluate(self, now: Round) -> None:
@@ -139,7 +144,7 @@ class FlowerRun(Run):
             if of_model:
                 now.scores[model] = {self.names[i]: scores for i, scores in of_model.items()}
                 now.scores[model][_POOLED] = self._pooled(of_model)
-        self._evaluate_common(now, draws)
+        score_common(self, now.scores, draws)
 
     def _request(self, client: int, draws: int) -> RecordDict:
         down, common = self.method.down(self.server, client), self.method.common(self.server)

@@ -21,17 +21,19 @@ class AdaMix(SitePrior):
     """theta_k ~ sum_l p_l N(mu_l, C_l) with at most `components` Gaussians, fitted by EM on the estimates.
 
     The posterior of a client is a mixture again: component l has covariance (C_l^-1 + V_k^-1)^-1. The mixture has full
-    covariances and is fitted from one message a client, where the paper takes gradient steps on isotropic ones.
+    covariances and is fitted from one message a client, by the best of `restarts` runs of at most `em` steps, where the
+    paper takes gradient steps on isotropic ones.
 
     Reference: Ozkara, Girgis, Data, Diggavi, 2023.
     """
 
     components: int = 5
     restarts: int = 3
+    em: int = 500
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("components", "restarts"):
+        for name in ("components", "restarts", "em"):
             if getattr(self, name) < 1:
                 raise ValueError(f"method.{name} must be at least 1, got {getattr(self, name)}")
 
@@ -46,7 +48,7 @@ class AdaMix(SitePrior):
         return min(self.components, self.clients)
 
     def estimate(self, z: Any, V: Any, key: Tensor) -> Mixture:
-        return adamix(z, V, components=self.slots, restarts=self.restarts, key=key)
+        return adamix(z, V, components=self.slots, restarts=self.restarts, max_steps=self.em, key=key)
 
     def personal(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Tree:
         mu, C, log_p = (down[f"prior/{k}"] for k in ("atoms", "spreads", "weights"))

@@ -12,7 +12,7 @@ from ..data import Data
 from ..method import Cohort, Reply
 from ..random import root
 from ..tree import Tree, where
-from .fedavg import FedAvg, Pooling
+from .fedavg import FedAvg, Part, Pooling
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,11 @@ class Alone(FedAvg):
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # nothing is averaged
     pooling: Pooling = field(default="scale", init=False, repr=False)
     finetune: bool = field(default=False, init=False, repr=False)
+    finetune_epochs: float | None = field(default=None, init=False, repr=False)
+    finetune_part: Part = field(default="all", init=False, repr=False)
+
+    travels: ClassVar[str] = "nothing"
+    stays: ClassVar[str] = "the model"
 
     def init(self, key: Tensor) -> Tree:
         return {}
@@ -40,8 +45,8 @@ class Alone(FedAvg):
         return self.program.init(root(self.seed))
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
-        y, info = self.fit(self.program.parts, own, data, key)
-        return Reply({}, self.program.refresh(y, data), info)
+        y, info = self.train(own, data, key)
+        return Reply({}, y, info)
 
     def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
         return server
@@ -60,5 +65,8 @@ class Pooled(FedAvg):
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # there is one model
     pooling: Pooling = field(default="scale", init=False, repr=False)
     finetune: bool = field(default=False, init=False, repr=False)
+    finetune_epochs: float | None = field(default=None, init=False, repr=False)
+    finetune_part: Part = field(default="all", init=False, repr=False)
 
+    travels: ClassVar[str] = "all rows, to one place"
     pools: ClassVar[bool] = True

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ..data import Data
-from ..fit import Loss, fit
-from ..meanfield import pool
+from ..data import Batch, Data
+from ..distill import Distillation, distill, ensemble, needs_unlabelled
+from ..fit import After, Loss, fit
+from ..meanfield import Posterior, pool
 from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer, with_rate
 from ..program import Program
-from ..tree import Tree, mean, only
+from ..random import fold
+from ..tree import Tree, mean, only, unstack
 
 Pooling = Literal["scale", "unconstrained", "variance", "mixture", "product"]
+Part = Literal["all", "head", "body"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class FedAvg:
 
     x <- sum_k (n_k / n) y_k, with y_k after `epochs` local epochs of batches of `size` rows from x. With a Normal guide
     the server pools the clients' posteriors by the rule `pooling`. `finetune` lets a client predict with its own model
-    after one more local update ("FedAvg+FT"), instead of with the global one.
+    after one more local update ("FedAvg+FT"), instead of with the global one: of `finetune_epochs` in place of `epochs`
+    where given, and of all tensors, or of the network's head or of all others ("body") alone.
 
     Reference: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, 2017, algorithm 1.
     """
@@ -38,14 +42,26 @@ class FedAvg:
     weighting: Literal["rows", "uniform"] = "rows"
     pooling: Pooling = "scale"
     finetune: bool = False
+    finetune_epochs: float | None = None
+    finetune_part: Part = "all"
+
+    travels: ClassVar[str] = "the model, down and up"
+    stays: ClassVar[str] = "nothing"
+    guides: ClassVar[tuple[str, ...]] = ("delta", "normal", "other")  # families that fit; "other": any other autoguide
+    guides_because: ClassVar[str] = ""  # why no others do
 
     guide: ClassVar[str] = "delta"
     prior: ClassVar[str] = "flat"
     pools: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not self.epochs > 0 or not math.isfinite(self.epochs):
-            raise ValueError(f"method.epochs must be positive, got {self.epochs}")
+        if self.program.family not in self.guides:
+            known = " or ".join(repr(g) for g in self.guides)
+            raise ValueError(f"{type(self).__name__} {self.guides_because}: use guide = {known}")
+        for name in ("epochs", "finetune_epochs"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"method.{name} must be positive, got {value}")
         if self.size < 1:
             raise ValueError(f"method.size must be at least 1 row, got {self.size}")
         if self.pooling != "scale" and not self.program.mean_field:
@@ -54,6 +70,8 @@ class FedAvg:
             )
         if self.pooling == "product" and self.program.prior_posterior() is None:
             raise ValueError("method.pooling = 'product' counts the prior once, so it needs Gaussian priors")
+        if self.finetune_part != "all":
+            self.part(self.finetune_part)
 
     def init(self, key: Tensor) -> Tree:
         return self.program.init(key)
@@ -71,19 +89,29 @@ class FedAvg:
         return {}
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
-        y, info = self.fit(self.program.parts, down, data, key)
-        return Reply(self.program.refresh(y, data), own, info)
+        y, info = self.train(down, data, key)
+        return Reply(y, own, info)
 
     def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
-        weights = cohort.n.double() if self.weighting == "rows" else torch.ones_like(cohort.n, dtype=torch.float64)
-        p = self.program
+        return {**server, **self.average(ups, self.shares(cohort))}
+
+    def average(self, models: Tree, weights: Tensor) -> Tree:
+        """One model from several, (C, ...) -> (...), by the rule `pooling`; `weights` (C,) need not add up to 1."""
+        p, plain = self.program, mean(models, weights)
         if self.pooling == "unconstrained" or not p.mean_field:
-            return {**server, **mean(ups, weights)}
-        q = pool(p.posterior(ups), weights, self.pooling, prior=p.prior_posterior())
-        return {**server, **mean(ups, weights), **p.guide_of(q)}
+            return plain
+        return {**plain, **p.guide_of(pool(p.posterior(models), weights, self.pooling, prior=p.prior_posterior()))}
+
+    def shares(self, cohort: Cohort) -> Tensor:
+        """Weight of each client in the average, (C,), adding up to 1."""
+        n = cohort.n.double() if self.weighting == "rows" else torch.ones_like(cohort.n, dtype=torch.float64)
+        return n / n.sum()
 
     def personal(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Tree:
-        return self.local(down, own, data, key).up if self.finetune else {**down, **own}
+        theta = {**down, **own}
+        if not self.finetune:
+            return theta
+        return self.train(theta, data, key, epochs=self.finetune_epochs, names=self.part(self.finetune_part))[0]
 
     def predict(self, theta: Tree, x: Tensor, key: Tensor) -> Tensor:
         return self.program.predict(theta, x, key)
@@ -92,6 +120,22 @@ class FedAvg:
     def stochastic(self) -> bool:
         """Whether `predict` differs from draw to draw."""
         return not self.program.point_mass
+
+    def part(self, name: Part) -> frozenset[str]:
+        """Names of what is trained: all, the network's head, or all but the head ("body")."""
+        every = self.program.trainable
+        if name == "all":
+            return every
+        head = self.program.names("head") & every
+        found = head if name == "head" else every - head
+        if not found:
+            raise ValueError(f"nothing to train in the network's {name!r} alone: it has no parameters there")
+        return found
+
+    def train(self, theta: Tree, data: Data, key: Tensor, **how: Any) -> tuple[Tree, Tree]:
+        """(model, log) of a local update from `theta`, with running statistics of the new weights; `how`: see `fit`."""
+        y, info = self.fit(self.program.parts, theta, data, key, **how)
+        return self.program.refresh(y, data), info
 
     def fit(
         self,
@@ -105,11 +149,16 @@ class FedAvg:
         names: frozenset[str] | None = None,
         shift: Tree | None = None,
         pull: tuple[float, Tree] | None = None,
+        after: After | None = None,
+        kept: Tree | None = None,
     ) -> tuple[Tree, Tree]:
-        """`fit` with the method's own budget where nothing else is said; running statistics are never trained."""
+        """`fit` with the method's own budget where nothing else is said; running statistics are never trained.
+
+        `kept` is what `after` changes, beside the program's own tensors.
+        """
         return fit(
             loss,
-            only(theta, self.program.theta0),
+            {**only(theta, self.program.theta0), **(kept or {})},
             data,
             key,
             optimizer=self.optimizer if optimizer is None else optimizer,
@@ -118,7 +167,36 @@ class FedAvg:
             names=self.program.trainable if names is None else names & self.program.trainable,
             shift=shift,
             pull=pull,
+            after=after,
         )
+
+    def fit_under(
+        self,
+        prior: Posterior,
+        theta: Tree,
+        data: Data,
+        key: Tensor,
+        *,
+        rows: Tensor | None = None,
+        names: frozenset[str] | None = None,
+    ) -> tuple[Tree, Tree]:
+        """`fit` of mean -log p(y | x, w) + beta KL(q || prior) / rows, under a prior N(m, s^2) that came in a message.
+
+        A rate beyond rows s^2 would overshoot the minimum of the KL. There the steps of the locations are cut to that
+        rate, by moving u in loc = m + a (u - m). `rows` is the client's own number of rows if not given.
+        """
+        p, n = self.program, data.n.clamp_min(1) if rows is None else rows
+        centre = {p.loc_name(s): m for s, (m, _) in prior.items()}
+        stiff = {p.loc_name(s): self.optimizer.lr * p.beta / (n * scale.square()) for s, (_, scale) in prior.items()}
+        a = {k: v.clamp_min(1).rsqrt() for k, v in stiff.items()}
+        at = lambda u: {**u, **{k: torch.lerp(centre[k], u[k], a[k]) for k in a}}
+
+        def penalised(u: Tree, batch: Batch, k: Tensor) -> tuple[Tensor, Tree]:
+            return p.parts(at(u), batch._replace(n=n.to(batch.n.dtype)), k, p.as_prior(prior))
+
+        begin = {**theta, **{k: centre[k] + (theta[k] - centre[k]) / a[k] for k in a}}
+        u, info = self.fit(penalised, begin, data, key, names=names)
+        return p.refresh(at(u), data), info
 
 
 @dataclass(frozen=True)
@@ -128,30 +206,55 @@ class BayFL(FedAvg):
     `schedule` sets the rate of global round k of K from the optimizer's rate a, as in the paper's Theorem 1:
     "a" (constant), "a/sqrt(K)", "a/k" or "a/sqrt(k)".
 
+    With `distillation` the server goes on from the pooled posterior: on unlabelled rows of its own it learns what the
+    clients' posteriors and the pooled one predict together, the mean over `teacher_draws` draws of each. Means of the
+    weights are what it learns; scales stay as they were pooled, since rows without labels are no evidence.
+
     Reference: Rahman, Nguyen, 2026, "BayFL" and Theorem 1.
     """
 
     schedule: Literal["a", "a/sqrt(K)", "a/k", "a/sqrt(k)"] = "a"
     rounds: int = 1  # K, taken from the run
+    distillation: Distillation | None = None
+    teacher_draws: int = 10
+    unlabelled: Tensor | None = field(default=None, repr=False, compare=False)  # (U, ...), taken from the run
 
+    travels: ClassVar[str] = "the posterior, down and up: mean and scale of every weight"
     guide: ClassVar[str] = "normal"
     prior: ClassVar[str] = "gaussian"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.teacher_draws < 1:
+            raise ValueError(f"method.teacher_draws must be at least 1, got {self.teacher_draws}")
+        if self.distillation is not None:
+            needs_unlabelled(self.unlabelled, self.program, "this method, with its distillation,")
 
     def init(self, key: Tensor) -> Tree:
         start = super().init(key)
         return start if self.schedule == "a" else {**start, "round": torch.tensor(1, device=key.device)}
 
-    def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
+    def train(self, theta: Tree, data: Data, key: Tensor, **how: Any) -> tuple[Tree, Tree]:
         if self.schedule == "a":
-            return super().local(down, own, data, key)
-        k = down["round"].double()
+            return super().train(theta, data, key, **how)
+        k = theta["round"].double()
         share = {"a/sqrt(K)": torch.ones_like(k) * self.rounds**-0.5, "a/k": 1 / k, "a/sqrt(k)": k**-0.5}[self.schedule]
         rate = self.optimizer.lr * share
-        y, info = self.fit(self.program.parts, down, data, key, optimizer=with_rate(self.optimizer, rate))
-        return Reply(self.program.refresh(y, data), own, {**info, "rate": rate})
+        y, info = super().train(theta, data, key, optimizer=with_rate(self.optimizer, rate), **how)
+        return y, {**info, "rate": rate}
 
     def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
         new = super().aggregate(server, ups, cohort)
         if "round" in server:
             new["round"] = torch.full_like(server["round"], cohort.round + 1)
-        return new
+        return new if self.distillation is None else {**new, **self.distilled(new, ups, cohort, self.distillation)}
+
+    def distilled(self, pooled: Tree, ups: Tree, cohort: Cohort, how: Distillation) -> Tree:
+        """The pooled posterior with its means moved towards what all posteriors predict on the unlabelled rows."""
+        assert self.unlabelled is not None
+        p, x = self.program, self.unlabelled
+        draws = self.teacher_draws if self.stochastic else 1
+        teachers = [only(pooled, p.theta0), *(unstack(ups, k) for k in range(len(cohort.ids)))]
+        log_p = ensemble(p, teachers, x, cohort.key, draws=draws)  # (U, K)
+        scales = {p.scale_name(s) for s in p.sites} if p.mean_field else set()
+        return distill(p, pooled, log_p, x, fold(cohort.key, "distill"), how, names=p.trainable - scales)[0]

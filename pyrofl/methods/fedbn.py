@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -25,13 +25,16 @@ class FedBN(Partial):
 
     weighting: Literal["rows", "uniform"] = "uniform"
 
+    travels: ClassVar[str] = "all but the normalisation layers, down and up"
+    stays: ClassVar[str] = "the normalisation layers"
+
     def __post_init__(self) -> None:
-        super().__post_init__()
         try:
             self.program.names("norm")
         except ValueError as error:
             text = "fedbn keeps normalisation layers at the clients, and this network has none: use fedavg"
             raise ValueError(text) from error
+        super().__post_init__()
 
     @property
     def mine(self) -> frozenset[str]:

@@ -9,11 +9,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..data import Batch, Data
+from ..data import Data
 from ..meanfield import Posterior, pool
 from ..method import Cohort, Reply
 from ..tree import Tree, mean, only, pack, without
-from .fedavg import FedAvg, Pooling
+from .fedavg import FedAvg, Part, Pooling
 
 EFFECTIVE, VARIANCE = "report/effective_clients", "report/prior_variance"  # 1 / sum_k w_k^2; mean over coordinates
 
@@ -47,7 +47,13 @@ class FedMAP(FedAvg):
     literal: bool = False
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # `weights` takes its place
     pooling: Pooling = field(default="scale", init=False, repr=False)
+    finetune_epochs: float | None = field(default=None, init=False, repr=False)
+    finetune_part: Part = field(default="all", init=False, repr=False)
 
+    travels: ClassVar[str] = "the prior's mean and variance come down, the client's model and its weight go up"
+    stays: ClassVar[str] = "the client's model, from which it goes on"
+    guides: ClassVar[tuple[str, ...]] = ("delta", "normal")
+    guides_because: ClassVar[str] = "has a Gaussian prior for each site"
     prior: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
@@ -56,10 +62,6 @@ class FedMAP(FedAvg):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"method.{name} must be positive, got {value}")
-        if not (self.program.mean_field or self.program.point_mass):
-            raise ValueError(
-                "fedmap has a Gaussian prior for each site: use guide = 'delta', as the paper, or 'normal'"
-            )
 
     def init(self, key: Tensor) -> Tree:
         theta, p = super().init(key), self.program
@@ -77,21 +79,9 @@ class FedMAP(FedAvg):
         return only(down, self.program.theta0)
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
-        p, prior = self.program, self.prior_of(down)
-        n = torch.ones_like(data.n) if self.literal else data.n.clamp_min(1)
-        # A rate beyond n sigma^2 would overshoot the prior's minimum. There the steps are cut to that rate, by moving u
-        # in theta = mu + a (u - mu).
-        stiff = {p.loc_name(s): self.optimizer.lr * p.beta / (n * scale.square()) for s, (_, scale) in prior.items()}
-        a = {k: v.clamp_min(1).rsqrt() for k, v in stiff.items()}
-        at = lambda u: {**u, **{k: torch.lerp(down[k], u[k], a[k]) for k in a}}
-
-        def penalised(u: Tree, batch: Batch, k: Tensor) -> tuple[Tensor, Tree]:
-            return p.parts(at(u), batch._replace(n=n.to(batch.n.dtype)), k, p.as_prior(prior))
-
         last = {k: v for k, v in own.items() if k.startswith("guide.")} if self.start == "personal" else {}
-        begin = {**down, **last}
-        u, info = self.fit(penalised, {**begin, **{k: down[k] + (begin[k] - down[k]) / a[k] for k in a}}, data, key)
-        theta = p.refresh(at(u), data)
+        rows = torch.ones_like(data.n) if self.literal else None
+        theta, info = self.fit_under(self.prior_of(down), {**down, **last}, data, key, rows=rows)
         return Reply({**theta, "log_weight": self.log_weight(theta, data)}, theta, info)
 
     def log_weight(self, theta: Tree, data: Data) -> Tensor:

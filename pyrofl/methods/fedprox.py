@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from ..data import Data
-from ..method import Reply
 from ..tree import Tree
 from .fedavg import FedAvg
 
@@ -29,6 +29,5 @@ class FedProx(FedAvg):
         if not 0 <= self.mu < math.inf:
             raise ValueError(f"method.mu must be 0 or positive, got {self.mu}")
 
-    def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
-        y, info = self.fit(self.program.parts, down, data, key, pull=(self.mu, down))
-        return Reply(self.program.refresh(y, data), own, info)
+    def train(self, theta: Tree, data: Data, key: Tensor, **how: Any) -> tuple[Tree, Tree]:
+        return super().train(theta, data, key, pull=(self.mu, theta), **how)

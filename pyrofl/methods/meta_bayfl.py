@@ -16,7 +16,7 @@ from ..method import Reply
 from ..optim import Adam, Optimizer, with_rate
 from ..random import fold, is_mapped
 from ..tree import Tree, only, stack, where
-from .fedavg import BayFL
+from .fedavg import BayFL, Part
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class MetaBayFL(BayFL):
     train_on: Literal["training", "all"] = "training"
     weighting: Literal["rows", "uniform"] = "uniform"
     finetune: bool = True
+    finetune_epochs: float | None = field(default=None, init=False, repr=False)
+    finetune_part: Part = field(default="all", init=False, repr=False)
     optimizer: Optimizer = field(default=Adam(1e-2), init=False, repr=False)  # the candidates take its place
     schedule: Literal["a"] = field(default="a", init=False, repr=False)
     rounds: int = field(default=1, init=False, repr=False)
@@ -77,6 +79,9 @@ class MetaBayFL(BayFL):
             w, info = self._train(w, rows, k, best, epochs)
         info |= {f"trial{i}": f[i] for i in range(len(self.optimizers))}
         return Reply(self.program.refresh(w, data), own, {**info, "choice": best})
+
+    def personal(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Tree:
+        return self.local(down, own, data, key).up if self.finetune else {**down, **own}
 
     def _stages(self) -> list[float]:
         """One stage an epoch, the last one shorter where `epochs` is not whole."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..data import Data
 from ..method import Cohort, Reply
+from ..random import root
 from ..tree import Tree, only, without
 from .fedavg import FedAvg
 
@@ -16,8 +17,18 @@ from .fedavg import FedAvg
 class Partial(FedAvg):
     """FedAvg of all tensors but those in `mine`, which every client keeps; with nothing in `mine` it is FedAvg.
 
-    A client's own part starts as the network starts it. There is no global model to predict with.
+    All clients' own parts start alike, from the run's seed. There is no global model to predict with.
     """
+
+    seed: int = 0  # of the clients' own parts, taken from the run
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mine >= self.program.trainable:
+            raise ValueError(
+                f"{type(self).__name__} would keep the whole network at the clients and share nothing: use a network "
+                "with more layers, or method = 'alone'"
+            )
 
     @property
     def mine(self) -> frozenset[str]:
@@ -31,17 +42,13 @@ class Partial(FedAvg):
         return None if self.mine else super().common(server)
 
     def join(self, down: Tree) -> Tree:
-        return {k: v.clone() for k, v in only(self.program.theta0, self.mine).items()}
+        return only(self.program.init(root(self.seed)), self.mine)
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
-        y, _, info = super().local({**down, **own}, {}, data, key)
+        y, info = self.train({**down, **own}, data, key)
         return Reply(without(y, self.mine), only(y, self.mine), info)
 
     def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
         C = len(cohort.ids)
         blank = {k: v.expand(C, *v.shape) for k, v in only(self.program.theta0, self.mine).items()}
         return without(super().aggregate(server, {**ups, **blank}, cohort), self.mine)
-
-    def personal(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Tree:
-        reply = self.local(down, own, data, key) if self.finetune else Reply(down, own, {})
-        return {**reply.up, **reply.own}

@@ -17,7 +17,7 @@ from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer
 from ..random import fold, uniform
 from ..tree import Ravel, Tree, only, part
-from .fedavg import FedAvg, Pooling
+from .fedavg import FedAvg, Part, Pooling
 
 _MOST = 1000  # coordinates: a covariance of 8 MB
 
@@ -41,11 +41,17 @@ class SitePrior(FedAvg):
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)
     pooling: Pooling = field(default="scale", init=False, repr=False)
     finetune: bool = field(default=False, init=False, repr=False)
+    finetune_epochs: float | None = field(default=None, init=False, repr=False)
+    finetune_part: Part = field(default="all", init=False, repr=False)
 
+    travels: ClassVar[str] = "an estimate and its covariance go up, the prior over the parameters comes down"
+    guides: ClassVar[tuple[str, ...]] = ("delta",)
+    guides_because: ClassVar[str] = "estimates the prior itself, from point estimates under prior = 'flat'"
     prior: ClassVar[str] = "flat"
 
     def __post_init__(self) -> None:
-        if not (self.program.point_mass and self.program.flat):
+        super().__post_init__()
+        if not self.program.flat:
             raise ValueError("the prior is what is estimated here: use guide = 'delta' and prior = 'flat'")
         if not 0 < self.ridge < math.inf:
             raise ValueError(

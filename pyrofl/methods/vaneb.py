@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ class VANEB(NPEB):
     """
 
     move: Literal["gradient", "fixed"] = "gradient"
+
+    travels: ClassVar[str] = "prior and points come down; an estimate, covariances and gradients at the points go up"
 
     def init(self, key: Tensor) -> Tree:
         start = super().init(key)

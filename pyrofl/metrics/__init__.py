@@ -8,7 +8,8 @@ a test on a client's own label mix.
 
 from __future__ import annotations
 
-from .calibration import Bins, Interval, adaptive_ece, ece, ece_interval, reliability
+from .by_row import by_row
+from .calibration import Bins, Interval, adaptive_ece, confidence_interval, ece, ece_interval, reliability
 from .classification import (
     Entropy,
     accuracy,
@@ -16,14 +17,17 @@ from .classification import (
     balanced_accuracy,
     brier,
     entropy,
+    ood_auroc,
     selective_accuracy,
 )
 from .clients import Difference, Summary, paired_difference, summary
 from .density import log_predictive, nll
-from .regression import coverage, crps, rmse
+from .isotonic import Isotonic, isotonic
+from .regression import coverage, crps, pit, rmse
 from .rows import balanced_weights, matched_weights, predictive, two_classes
 from .score import SCORES, Meaning, Score, meaning
 from .table import explained, pooled, scores
+from .temperature import temperature
 
 __all__ = [
     "SCORES",
@@ -31,6 +35,7 @@ __all__ = [
     "Difference",
     "Entropy",
     "Interval",
+    "Isotonic",
     "Meaning",
     "Score",
     "Summary",
@@ -40,17 +45,22 @@ __all__ = [
     "balanced_accuracy",
     "balanced_weights",
     "brier",
+    "by_row",
+    "confidence_interval",
     "coverage",
     "crps",
     "ece",
     "ece_interval",
     "entropy",
     "explained",
+    "isotonic",
     "log_predictive",
     "matched_weights",
     "meaning",
     "nll",
+    "ood_auroc",
     "paired_difference",
+    "pit",
     "pooled",
     "predictive",
     "reliability",
@@ -58,5 +68,6 @@ __all__ = [
     "scores",
     "selective_accuracy",
     "summary",
+    "temperature",
     "two_classes",
 ]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .rows import Floats, Integers, forecast, row_weights
+from .rows import Floats, Integers, forecast, row_weights, same_rows
 
 
 class Bins(NamedTuple):
@@ -110,18 +110,37 @@ def ece_interval(
 
     Reference: Davison and Hinkley, 1997, basic bootstrap; Broecker and Smith, 2007, consistency resampling.
     """
+    mean, code = forecast(p, y)
+    right = (mean.argmax(axis=1) == code).astype(np.float64)
+    return confidence_interval(
+        mean.max(axis=1), right, rng=rng, level=level, bins=bins, resamples=resamples, weights=weights
+    )
+
+
+def confidence_interval(
+    confidence: ArrayLike,
+    right: ArrayLike,
+    *,
+    rng: np.random.Generator,
+    level: float = 0.95,
+    bins: int = 15,
+    resamples: int = 1000,
+    weights: ArrayLike | None = None,
+) -> Interval:
+    """`ece_interval` from the confidence in each predicted class (B,) and whether it was right (B,)."""
     if not 0 < level < 1:
         raise ValueError(f"level must be in (0, 1), got {level}")
-    mean, code = forecast(p, y)
-    w = row_weights(weights, len(code))
-    sure, n = mean.max(axis=1), len(code)
+    sure, right = (np.asarray(v, dtype=np.float64) for v in (confidence, right))
+    same_rows(len(sure), len(right))
+    n = len(sure)
+    w = row_weights(weights, n)
     edges, place = _place(sure, bins=bins, adaptive=False)
 
     def error(rows: NDArray[np.intp], right: Floats) -> float:
         gap = np.bincount(place[rows], w[rows] * (right - sure[rows]), len(edges) - 1)
         return float(np.abs(gap).sum() / max(w[rows].sum(), np.finfo(float).tiny))
 
-    everyone, right = np.arange(n), (mean.argmax(axis=1) == code).astype(np.float64)
+    everyone = np.arange(n)
     estimate = error(everyone, right)
     picks = (rng.integers(n, size=n) for _ in range(resamples))
     again = [error(rows, right[rows]) for rows in picks]

@@ -102,3 +102,18 @@ def entropy(p: ArrayLike) -> Entropy:
         within += entr(draw.astype(np.float64)).sum(axis=-1) / len(p)
     aleatoric = np.minimum(within, total)  # Jensen's inequality, kept under rounding
     return Entropy(total, aleatoric, total - aleatoric)
+
+
+def ood_auroc(inside: ArrayLike, outside: ArrayLike) -> Score:
+    """How well predictive entropy tells rows of another data set from test rows: the area under the ROC curve.
+
+    `inside` (B,) and `outside` (B',) are entropies of single rows, of any of the three kinds. 1: every foreign row
+    is the more uncertain one; 1/2: entropy tells nothing.
+
+    Reference: Hendrycks and Gimpel, 2017.
+    """
+    a, b = (np.asarray(v, dtype=np.float64) for v in (inside, outside))
+    if not len(a) or not len(b):
+        return Score(None, "undefined: no rows of its own, or no foreign ones")
+    foreign = np.repeat([0, 1], [len(a), len(b)])
+    return Score(float(roc_auc_score(foreign, np.concatenate([a, b]))))

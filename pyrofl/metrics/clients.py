@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from scipy.stats import t as student
@@ -50,6 +50,9 @@ def summary(metric: str, values: Mapping[str, float | None]) -> Summary:
     )
 
 
+Unit = TypeVar("Unit", bound=Hashable)
+
+
 class Difference(NamedTuple):
     """Mean of a - b over the units both have, with its interval; None and a note where there is none."""
 
@@ -60,8 +63,8 @@ class Difference(NamedTuple):
 
 
 def paired_difference(
-    a: Mapping[Hashable, float | None],
-    b: Mapping[Hashable, float | None],
+    a: Mapping[Unit, float | None],
+    b: Mapping[Unit, float | None],
     *,
     kind: Literal["t", "bootstrap"] = "t",
     level: float = 0.95,

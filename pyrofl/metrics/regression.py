@@ -64,3 +64,17 @@ def coverage(draws: ArrayLike, y: ArrayLike, *, level: float, weights: ArrayLike
     tail = (1 - level) / 2
     low, high = np.quantile(d, [tail, 1 - tail], axis=0, method="weibull")
     return Score(average(((low <= observed) & (observed <= high)).astype(np.float64), weights))
+
+
+def pit(draws: ArrayLike, y: ArrayLike, *, rng: np.random.Generator) -> Floats:
+    """Probability integral transform of each row, (B,): where the observation falls among its S draws, in (0, 1).
+
+    u_i = (#{draws < y_i} + v_i (#{draws = y_i} + 1)) / (S + 1) with v_i ~ U(0, 1). Uniform if observations and
+    draws are exchangeable, for counts as well; heaped in the middle if the forecast is too wide, at the ends if it
+    is too narrow.
+
+    Reference: Dawid, 1984; Czado, Gneiting, Held, 2009, the randomised version.
+    """
+    d, observed = _pair(draws, y)
+    below, equal = (d < observed).sum(axis=0), (d == observed).sum(axis=0)
+    return (below + rng.random(len(observed)) * (equal + 1)) / (len(d) + 1)

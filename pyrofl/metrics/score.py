@@ -46,6 +46,7 @@ SCORES: dict[str, Meaning] = {
     "crps": Meaning("continuous ranked probability score", "units of y", "lower"),
     "coverage_50": Meaning("coverage of the central 50% interval", "share of rows", "higher", 0, 1),
     "coverage_90": Meaning("coverage of the central 90% interval", "share of rows", "higher", 0, 1),
+    "temperature": Meaning("temperature", "1: as trained", None, 0),
     "loss": Meaning("training loss", "nats per row", "lower"),
     "kl": Meaning("KL of the guide from the prior", "nats per row", "lower"),
 }

@@ -13,21 +13,28 @@ from .style import figure, in_order, look, plain, tidy
 
 
 def learning_curves(
-    metrics: pd.DataFrame, metric: str, *, split: str = "test", by: str = "run", unit: str = ""
+    metrics: pd.DataFrame,
+    metric: str,
+    *,
+    split: str = "test",
+    by: str = "run",
+    unit: str = "",
+    narrow: bool = False,
 ) -> Figure:
     """Mean of a score over clients in each round, with a band of one standard deviation between clients.
 
     `metrics` has the columns round, client, split, metric, value and `by` (the run, or a method to join
     seeds). Names in parentheses, such as (pooled), are no clients and are left out where there are clients;
-    so are clients without a value in a round. The legend gives the last mean, best first.
+    so are clients without a value in a round. The legend gives the last mean, best first; in a `narrow` figure it is
+    above the curves.
     """
     rows = _rows(metrics, metric, split, by)
     model, _, name = metric.rpartition("/")
     meaning = SCORES.get(name, Meaning(name.replace("_", " "), unit))
     whose = f"{model} models, " if model else ""
-    drawn = figure(7.2, 4.2)
-    axes = tidy(drawn.add_subplot())
     curves = {run: _curve(rows[rows[by] == run]) for run in in_order(rows[by])}
+    drawn = figure(4.6, 3.1 + 0.17 * len(curves)) if narrow else figure(7.2, 4.2)
+    axes = tidy(drawn.add_subplot())
     faint = min(0.16, 0.6 / len(curves))
     for position, (run, curve) in enumerate(curves.items()):
         style = look(position)
@@ -40,16 +47,16 @@ def learning_curves(
         axes.fill_between(curve.index, low, high, color=style["color"], alpha=faint, linewidth=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("round")
-    axes.set_ylabel(meaning.title)
+    axes.set_ylabel(meaning.title.replace(" (", "\n(") if narrow and len(meaning.title) > 34 else meaning.title)
     arrow = {"higher": ", higher is better", "lower": ", lower is better", None: ""}[meaning.better]
-    axes.set_title(f"{whose}{split} rows, mean ± 1 sd over clients{arrow}", fontsize=9, loc="left")
+    axes.set_title(f"{whose}{split} rows, mean ± 1 sd over clients{arrow}", fontsize=8 if narrow else 9, loc="left")
     sign = -1 if meaning.better == "higher" else 1
     order = np.argsort([sign * c["mean"].iloc[-1] for c in curves.values()], kind="stable")  # NaN last
     handles, texts = axes.get_legend_handles_labels()
     drawn.legend(
         [handles[i] for i in order],
         [texts[i] for i in order],
-        loc="outside right upper",
+        loc="outside upper left" if narrow else "outside right upper",
         frameon=False,
         fontsize=8,
         title="last round",

@@ -14,13 +14,13 @@ Triple = tuple[float, float, float]
 
 
 def caterpillar(
-    clients: Mapping[str, Triple | None], metric: str, *, interval: str, pooled: float | None = None
+    clients: Mapping[str, Triple | None], metric: str, *, interval: str, pooled: float | None = None, width: float = 6.2
 ) -> Figure:
     """A score of each client with its interval, the worst on top in its own colour.
 
     `clients` holds (value, low, high) by name, or None where the score is undefined; those rows, and infinite
     ones, come last, in grey. `interval` names kind and level, such as "95% basic bootstrap". `pooled` is
-    drawn beside the mean over clients.
+    drawn beside the mean over clients. `width` is in inches.
     """
     known = {name: triple for name, triple in clients.items() if triple is not None and np.isfinite(triple).all()}
     if not known:
@@ -35,7 +35,7 @@ def caterpillar(
     infinite = any(clients[name] is not None for name in lacking)
     row, C = np.arange(len(known)), len(clients)
 
-    drawn = figure(6.2, rows_height(C) + 1.5)
+    drawn = figure(width, rows_height(C) + 1.5)
     axes = tidy(drawn.add_subplot(), grid="x")
     many = C > 60
     colours = [ALARM if i == 0 and about.better else PALETTE[0] for i in row]

@@ -67,10 +67,13 @@ def rows_height(rows: int) -> float:
     return min(max(rows, 3) * _ROW, _TALLEST)
 
 
-def name_rows(axes: Axes, names: Sequence[object]) -> None:
-    """Clients' names beside the rows 0..C-1, the first on top; one in 2, 5, 10 ... where all have no room."""
+def name_rows(axes: Axes, names: Sequence[object], *, height: float | None = None) -> None:
+    """Clients' names beside the rows 0..C-1, the first on top; one in 2, 5, 10 ... where all have no room.
+
+    `height` of all rows in inches is `rows_height` unless given.
+    """
     count = len(names)
-    room = rows_height(count) / _LABEL  # how many names fit
+    room = (rows_height(count) if height is None else height) / _LABEL  # how many names fit
     step = next((s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500) if count / s <= room), 1000)
     places = range(0, count, step)
     axes.set_yticks(list(places), [plain(names[i]) for i in places], fontsize=8)

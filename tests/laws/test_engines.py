@@ -144,7 +144,7 @@ def test_clients_in_processes_of_their_own_send_the_same(tmp_path: Path) -> None
     here = Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
     started = [subprocess.Popen([sys.executable, "-c", script, str(i), str(tmp_path)], env=environment) for i in (0, 2)]
-    assert [p.wait(60) for p in started] == [0, 0]
+    assert [p.wait(300) for p in started] == [0, 0]
     for name in METHODS:
         for i in (0, 2):
             reply = one_client(Case(name), i)

@@ -315,10 +315,11 @@ def test_what_makes_no_sense_is_refused(kind: type[SitePrior]) -> None:
     for bad, text in (({"ridge": 0.0}, r"method\.ridge must be positive"), ({"newton": 0}, r"method\.newton must be")):
         with pytest.raises(ValueError, match=text):
             kind(program(), **bad)
-    for model in (program(prior="gaussian"), program(prior="gaussian", guide="normal")):
-        with pytest.raises(ValueError, match="use guide = 'delta' and prior = 'flat'"):
-            kind(model)
-    for name in ("optimizer", "epochs", "size", "weighting", "pooling", "finetune"):
+    with pytest.raises(ValueError, match="use guide = 'delta' and prior = 'flat'"):
+        kind(program(prior="gaussian"))
+    with pytest.raises(ValueError, match=r"estimates the prior itself, .* under prior = 'flat': use guide = 'delta'"):
+        kind(program(prior="gaussian", guide="normal"))
+    for name in ("optimizer", "epochs", "size", "weighting", "pooling", "finetune", "finetune_epochs", "finetune_part"):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
             kind(program(), **{name: 1})
 
@@ -332,7 +333,7 @@ def test_large_models_are_refused() -> None:
         NPEB(large)
 
 
-def test_adamix_needs_a_component() -> None:
-    for name in ("components", "restarts"):
+def test_adamix_needs_components_runs_and_steps() -> None:
+    for name in ("components", "restarts", "em"):
         with pytest.raises(ValueError, match=rf"method\.{name} must be at least 1, got 0"):
             AdaMix(program(), **{name: 0})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,17 +20,19 @@ RAGGED = (17, 1, 8, 5, 0)  # training rows of the clients: one row, less than a 
 
 
 class Net(nn.Module):
-    """Features -> 4 hidden units -> outputs, with batch normalisation or dropout on demand."""
+    """Features -> 4 hidden units, or none if `linear` -> outputs, with batch normalisation or dropout on demand."""
 
-    def __init__(self, *, batch_norm: bool = False, dropout: float = 0.0, outputs: int = CLASSES):
+    def __init__(self, *, linear: bool = False, batch_norm: bool = False, dropout: float = 0.0, outputs: int = CLASSES):
         super().__init__()
-        blocks: list[nn.Module] = [nn.Linear(FEATURES, 4)]
+        units = FEATURES if linear else 4
+        blocks: list[nn.Module] = [] if linear else [nn.Linear(FEATURES, units)]
         if batch_norm:
-            blocks.append(nn.BatchNorm1d(4))
-        blocks.append(nn.Tanh())
+            blocks.append(nn.BatchNorm1d(units))
+        if not linear:
+            blocks.append(nn.Tanh())
         if dropout:
             blocks.append(nn.Dropout(dropout))
-        self.body, self.head = nn.Sequential(*blocks), nn.Linear(4, outputs)
+        self.body, self.head = nn.Sequential(*blocks), nn.Linear(units, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))
@@ -59,16 +62,19 @@ def federation(train: Sequence[int] = RAGGED, *, test: int = 4, dtype: torch.dty
 
 def program(
     *,
-    guide: str = "normal",
+    guide: str | Callable[..., Any] = "normal",
     prior: str = "gaussian",
+    linear: bool = False,
     batch_norm: bool = False,
     dropout: float = 0.0,
+    points: tuple[str, ...] = ("norm",),
     dtype: torch.dtype = torch.float64,
     **options: float,
 ) -> Program:
     """The classifier `Net` under a prior and a guide."""
     with torch.random.fork_rng(devices=[]):
         torch.random.manual_seed(0)
-        net = Net(batch_norm=batch_norm, dropout=dropout).to(dtype)
+        net = Net(linear=linear, batch_norm=batch_norm, dropout=dropout).to(dtype)
     x, y, _ = rows(2, dtype=dtype)
-    return Program(Bayesian(net, PRIORS[prior]()), x, y, guide=GUIDES[guide], **options)
+    kind = GUIDES[guide] if isinstance(guide, str) else guide
+    return Program(Bayesian(net, PRIORS[prior](), points=points), x, y, guide=kind, **options)

@@ -8,18 +8,28 @@ from torch import Tensor, nn
 
 
 class Dense(nn.Module):
-    """A row of any shape -> `hidden` units -> outputs."""
+    """A row of any shape -> `hidden` units, or none if `linear` -> outputs."""
 
     def __init__(
-        self, shape: tuple[int, ...], outputs: int, *, hidden: int = 4, dropout: float = 0.0, batch_norm: bool = False
+        self,
+        shape: tuple[int, ...],
+        outputs: int,
+        *,
+        hidden: int = 4,
+        linear: bool = False,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
     ):
         super().__init__()
-        blocks: list[nn.Module] = [nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.Tanh()]
+        units = math.prod(shape) if linear else hidden
+        blocks: list[nn.Module] = [nn.Flatten()]
+        if not linear:
+            blocks += [nn.Linear(math.prod(shape), units), nn.Tanh()]
         if batch_norm:
-            blocks.append(nn.BatchNorm1d(hidden))
+            blocks.append(nn.BatchNorm1d(units))
         if dropout:
             blocks.append(nn.Dropout(dropout))
-        self.body, self.head = nn.Sequential(*blocks), nn.Linear(hidden, outputs)
+        self.body, self.head = nn.Sequential(*blocks), nn.Linear(units, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))

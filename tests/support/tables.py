@@ -11,7 +11,9 @@ import tomli_w
 
 from pyrofl.methods import METHODS
 
-from .cases import NEEDS
+from .cases import NEEDS, SETTINGS
+
+SERVER_ROWS = ("unlabelled", "labelled")  # what a method may ask the data for
 
 SMALL: dict[str, Any] = {
     "seed": 1,
@@ -34,8 +36,10 @@ def small_of(method: str, **arguments: Any) -> dict[str, Any]:
     """SMALL with another method, and the network it needs."""
     model = {"name": "support.nets:Dense", **NEEDS.get(method, {})}
     known = {f.name for f in dataclasses.fields(METHODS[method]) if f.init}
-    budget = {k: v for k, v in (("epochs", 1.0), ("size", 8)) if k in known}
-    return small(method={"name": method, **budget, **arguments}, model=model)
+    epochs = int(SETTINGS.get(method, {}).get("epochs", 1))
+    budget = {k: v for k, v in (("epochs", epochs), ("size", 8)) if k in known}
+    data = {**SMALL["data"], **{k: 6 for k in SERVER_ROWS if k in known}}
+    return small(method={"name": method, **budget, **arguments}, model=model, data=data)
 
 
 def written(path: Path, table: dict[str, Any]) -> Path:

@@ -1,0 +1,1 @@
+"""Can the models' uncertainty be believed: temperatures, shared rows, foreign rows."""

@@ -1,0 +1,1 @@
+"""Checks of methods against exact answers, at more length than a test may take."""

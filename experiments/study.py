@@ -1,0 +1,325 @@
+"""A study: several arms on the same clients, with the same budget, the same number of tuned values and the same seeds.
+
+    python -m experiments.study FILE.toml --out DIR [--scale smoke|cpu|full] [--jobs 2] [--only ARM ...]
+
+FILE holds a run in `[base]` and, for each arm, the tables that differ. `tune` names one key of the arm and its
+candidates: each is trained for all rounds on the first 80% of every client's training rows and scored on the rest, at a
+seed of its own, and the lowest held-out negative log-likelihood is taken. Test rows choose nothing.
+
+    title = "..."
+    against = "fedavg"                  # intervals are of differences from this arm
+    seeds = [1, 2, 3]
+    base = { rounds = 10, data = {...}, model = {...}, method = { epochs = 2, size = 32 } }
+    arms.fedavg = { method = { name = "fedavg" }, tune = { "method.optimizer" = ["sgd:0.1", "sgd:0.03"] } }
+    scales.smoke = { seeds = [1], set = ["rounds=1"] }
+
+Every run is a run directory in DIR: what is there is not run again, and a run that was stopped goes on. The time that
+is left is estimated before anything starts, from one round of every arm. DIR gets FILE.csv, FILE.md and FILE.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import hashlib
+import json
+import multiprocessing
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from pyrofl import Client, Config, Federation, assemble
+from pyrofl.compare import Finished
+from pyrofl.config import ConfigError, config_of, override
+from pyrofl.names import nearest
+from pyrofl.store import RunDirectory
+
+Table = dict[str, Any]
+HOLDOUT = 0.2  # of every client's training rows, for choosing
+TUNE_SEED = 0  # in no table
+TOTALS = {"bytes": "bytes", "seconds": "seconds"}
+console = Console()
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A contestant: what it sets in the base run, and the candidates of the one key that is tuned for it."""
+
+    name: str
+    tables: Mapping[str, Any]
+    key: str | None = None
+    candidates: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """Arms on one base run."""
+
+    title: str
+    base: Table
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    against: str
+
+    @classmethod
+    def read(cls, path: Path, scale: str = "cpu", less: Sequence[str] = ()) -> Study:
+        """The study of a file at a scale; `less` are further `key=value` settings of the base run."""
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        scales = table.get("scales", {})
+        if scale != "cpu" and scale not in scales:
+            raise ConfigError(f"{path}: there is no scale {scale!r}; it has {', '.join(['cpu', *scales])}")
+        chosen = scales.get(scale, {})
+        base = table["base"]
+        for text in (*chosen.get("set", ()), *less):
+            override(base, text)
+        arms = tuple(_arm(path, name, arm) for name, arm in table["arms"].items())
+        seeds = tuple(chosen.get("seeds", table.get("seeds", (1, 2, 3))))
+        return cls(table["title"], base, arms, seeds, table.get("against", arms[0].name))
+
+    def only(self, names: Sequence[str]) -> Study:
+        """The study of some arms."""
+        known = {a.name for a in self.arms}
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"there is no arm {name!r}{nearest(name, known)}")
+        return replace(self, arms=tuple(a for a in self.arms if a.name in names)) if names else self
+
+    def config(self, arm: Arm, seed: int, value: Any = None) -> Config:
+        """The run of an arm at a seed, with `value` for what is tuned."""
+        table = merged(self.base, arm.tables)
+        if arm.key is not None and value is not None:
+            at = table
+            *path, last = arm.key.split(".")
+            for key in path:
+                at = at.setdefault(key, {})
+            at[last] = value
+        return config_of({**table, "seed": seed}, f"arm {arm.name}")
+
+
+def _arm(path: Path, name: str, table: Table) -> Arm:
+    tables = dict(table)
+    tune = tables.pop("tune", {})
+    if len(tune) > 1:
+        raise ConfigError(f"{path}: arm {name!r} tunes {len(tune)} keys; every arm tunes one, so that all have as much")
+    ((key, values),) = tune.items() or ((None, ()),)
+    return Arm(name, tables, key, tuple(values))
+
+
+def merged(base: Table, more: Mapping[str, Any]) -> Table:
+    """`base` with the values of `more` in place of its own, table by table; a new `name` replaces its whole table,
+    except for the budget of a method."""
+    out = copy.deepcopy(base)
+    for key, value in more.items():
+        old = out.get(key)
+        if isinstance(value, Mapping) and isinstance(old, dict):
+            keep = old if key == "method" or value.get("name", old.get("name")) == old.get("name") else {}
+            out[key] = merged(keep, value)
+        else:
+            out[key] = copy.deepcopy(value)
+    return out
+
+
+def held_out(federation: Federation) -> Federation:
+    """The federation with test rows replaced by rows held out of training."""
+    parts = [c.train.split(HOLDOUT) for c in federation.clients]
+    clients = tuple(Client(c.name, train, held) for c, (train, held) in zip(federation.clients, parts))
+    return replace(federation, clients=clients, common=None)
+
+
+# ---------------------------------------------------------------------- jobs, each in a process of its own
+
+
+def tuning_score(config: Config, file: Path) -> float:
+    """Mean over clients of the held-out negative log-likelihood after the last round, in nats per row."""
+    torch.set_num_threads(1)
+    assembled = assemble(replace(config, evaluate={**config.evaluate, "every": config.rounds}))
+    run = replace(assembled, federation=held_out(assembled.federation)).run()
+    scores = [now.scores for now in run][-1]
+    of_clients = scores.get("personal") or scores["global"]
+    values = [s["nll"] for name, s in of_clients.items() if not name.startswith("(") and s["nll"] is not None]
+    nll = sum(values) / len(values) if values else float("inf")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"nll": nll}))
+    return nll
+
+
+def trained(config: Config, folder: Path) -> Path:
+    """The run directory of a configuration, trained to its last round."""
+    directory = RunDirectory(folder)
+    torch.set_num_threads(1)
+    assembled = assemble(config)
+    if not directory.config.exists():
+        directory.create(assembled.config.toml())
+    for _ in assembled.run(directory):
+        pass
+    return folder
+
+
+def finished(folder: Path, rounds: int) -> bool:
+    """Whether a run directory holds all its rounds."""
+    metrics = RunDirectory(folder).metrics
+    return metrics.exists() and int(pd.read_csv(metrics, usecols=["round"])["round"].max() or 0) >= rounds
+
+
+def round_seconds(config: Config) -> float:
+    """Seconds of one round without evaluation."""
+    torch.set_num_threads(1)
+    run = assemble(replace(config, rounds=2, evaluate={**config.evaluate, "every": 10**6})).run()
+    began = time.perf_counter()
+    run.step()
+    return time.perf_counter() - began
+
+
+# ---------------------------------------------------------------------- the study
+
+
+class Runner:
+    """Runs what is missing of a study, `jobs` at a time."""
+
+    def __init__(self, study: Study, out: Path, jobs: int):
+        self.study, self.out, self.jobs = study, out, jobs
+        self.failed: dict[str, str] = {}
+
+    def place(self, kind: str, config: Config) -> Path:
+        """Where a run is kept: the name holds what decides its numbers, so that a changed arm is run anew."""
+        name = config.method["name"]
+        digest = hashlib.sha256(f"{config.identity()} {config.rounds}".encode()).hexdigest()[:10]
+        return self.out / kind / f"{name}-{digest}-s{config.seed}"
+
+    def tuned_file(self, config: Config) -> Path:
+        """The held-out score of a candidate."""
+        return self.place("tune", config).with_suffix(".json")
+
+    def tuning(self) -> dict[tuple[str, int], Config]:
+        """The runs that choose, by (arm, candidate)."""
+        arms = [a for a in self.study.arms if len(a.candidates) > 1]
+        return {(a.name, i): self.study.config(a, TUNE_SEED, v) for a in arms for i, v in enumerate(a.candidates)}
+
+    def left(self) -> list[tuple[Arm, int]]:
+        """(arm, number of runs to do) of every arm that is not finished."""
+        waiting = []
+        done = {k: self.tuned_file(c).exists() for k, c in self.tuning().items()}
+        for arm in self.study.arms:
+            count = sum(not ok for (name, _), ok in done.items() if name == arm.name)
+            chosen = None if count else self.chosen(arm)
+            for seed in self.study.seeds:
+                config = self.study.config(arm, seed, chosen if chosen is not None else (arm.candidates or (None,))[0])
+                count += count > 0 or not finished(self.place("runs", config), config.rounds)
+            if count:
+                waiting.append((arm, count))
+        return waiting
+
+    def chosen(self, arm: Arm) -> Any:
+        """The candidate with the lowest held-out score."""
+        if len(arm.candidates) <= 1:
+            return next(iter(arm.candidates), None)
+        scores = []
+        for i, value in enumerate(arm.candidates):
+            file = self.tuned_file(self.study.config(arm, TUNE_SEED, value))
+            scores.append((float(json.loads(file.read_text())["nll"]) if file.exists() else float("inf"), i))
+        return arm.candidates[min(scores)[1]]
+
+    def estimate(self) -> float:
+        """Seconds that are left, from one round of every unfinished arm."""
+        total, waiting = 0.0, self.left()
+        with self._bar() as bar:
+            task = bar.add_task("one round of each arm", total=len(waiting))
+            for arm, count in waiting:
+                config = self.study.config(arm, TUNE_SEED, next(iter(arm.candidates), None))
+                try:
+                    total += round_seconds(config) * config.rounds * count
+                except (ValueError, ArithmeticError) as error:
+                    self.failed[arm.name] = f"{type(error).__name__}: {error}"
+                bar.advance(task)
+        return total / self.jobs
+
+    def run(self) -> None:
+        """Tune, then train every seed."""
+        files = {key: (c, self.tuned_file(c)) for key, c in self.tuning().items()}
+        self._all({key: (tuning_score, c, file) for key, (c, file) in files.items() if not file.exists()})
+        work = {}
+        for seed in self.study.seeds:
+            for arm in self.study.arms:
+                config = self.study.config(arm, seed, self.chosen(arm))
+                folder = self.place("runs", config)
+                if not finished(folder, config.rounds):
+                    work[arm.name, seed] = (trained, config, folder)
+        self._all(work)
+
+    def _all(self, work: Mapping[tuple[str, int], tuple[Callable[[Config, Path], Any], Config, Path]]) -> None:
+        if not work:
+            return
+        spawn = multiprocessing.get_context("spawn")
+        with self._bar() as bar, ProcessPoolExecutor(self.jobs, mp_context=spawn) as pool:
+            task = bar.add_task("runs", total=len(work))
+            running = {pool.submit(job, config, place): arm for (arm, _), (job, config, place) in work.items()}
+            for future in as_completed(running):
+                if (error := future.exception()) is not None:
+                    self.failed[running[future]] = f"{type(error).__name__}: {error}"
+                bar.update(task, advance=1, description=f"runs ({running[future]})")
+
+    def _bar(self) -> Progress:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+
+    def results(self) -> pd.DataFrame:
+        """One row an arm and seed that is finished."""
+        rows = []
+        for arm in self.study.arms:
+            value = self.chosen(arm)
+            for seed in self.study.seeds:
+                config = self.study.config(arm, seed, value)
+                folder = self.place("runs", config)
+                if finished(folder, config.rounds):
+                    rows.append({"arm": arm.name, "seed": seed, "chosen": str(value), **scores_of(folder)})
+        return pd.DataFrame(rows)
+
+
+def scores_of(folder: Path) -> dict[str, Any]:
+    """Means over clients of every score of the last round, the worst client, bytes and seconds."""
+    run = Finished.read(folder)
+    table = run.metrics[run.metrics["split"] == "test"]
+    last = table[(table["round"] == table["round"].max()) & ~table["client"].str.startswith("(")]
+    means = last.groupby("metric")["value"].mean()
+    out = {str(k): float(v) for k, v in means.items()}
+    if (accuracy := last[last["metric"] == "personal/accuracy"]["value"]).size:
+        out["personal/worst"] = float(accuracy.min())
+    return {**out, "bytes": run.total("bytes_down") + run.total("bytes_up"), "seconds": run.seconds}
+
+
+def main() -> None:
+    from .study_report import write
+
+    about, _, _ = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="run directories and results")
+    parser.add_argument("--scale", default="cpu", help="cpu, or another scale of the file: smoke, full")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, one thread each")
+    parser.add_argument("--only", nargs="+", default=[], metavar="ARM")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the base run")
+    parser.add_argument("--results", type=Path, help="folder of results.*; default: --out")
+    asked = parser.parse_args()
+    study = Study.read(asked.file, asked.scale, asked.set).only(asked.only)
+    runner = Runner(study, asked.out, asked.jobs)
+    seconds = runner.estimate()
+    console.print(f"{study.title}: {len(study.arms)} arms, about {seconds / 60:.1f} minutes with {asked.jobs} jobs")
+    runner.run()
+    write(study, runner.results(), asked.results or asked.out, asked.file.stem)
+    for name, reason in runner.failed.items():
+        console.print(f"[red]{name} failed:[/red] {reason}")
+    if runner.failed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
