@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -167,6 +169,35 @@ def _messages(config: Config, method: FedAvg) -> Messages:
 def flower(config: Config) -> Patience:
     """Clients as Flower nodes that get and send messages, in this process; needs the extra `flower`."""
     return Patience(**config.flower)
+
+
+def reopen(
+    directory: RunDirectory,
+    overrides: Sequence[str] = (),
+    *,
+    data_root: Path | None = None,
+    observer: Observer | None = None,
+) -> Assembled:
+    """What a run directory was made of, with `overrides` of what may change on resuming.
+
+    Data are looked for where the run found them, unless `data_root` says otherwise.
+    """
+    if not directory.config.exists():
+        raise ConfigError(
+            f"{directory.path} holds no run (no config.toml); start one with `pyrofl run FILE --out {directory.path}`"
+        )
+    text = directory.config.read_text()
+    table = tomllib.loads(text)
+    for item in overrides:
+        key = item.partition("=")[0].split(".")[0].strip()
+        if key not in Config.RESUMABLE:
+            raise ConfigError(
+                f"{item}: only {', '.join(Config.RESUMABLE)} can change on resuming; start a new run for {key}"
+            )
+        conf.override(table, item)
+    recorded = re.search(r"^# data-root: (.+)$", text, re.MULTILINE)
+    root = data_root or (Path(recorded[1]) if recorded else None)
+    return assemble(conf.config_of(table, str(directory.config)), data_root=root, observer=observer)
 
 
 def _checked(target: Callable[..., Any], table: Table, where: str) -> Table:

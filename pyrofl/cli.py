@@ -1,15 +1,14 @@
-"""The command line: pyrofl run | resume | compare | report | partition | check-site | shrink | list."""
+"""The command line: pyrofl run | resume | evaluate | compare | report | partition | check-site | shrink | list."""
 
 from __future__ import annotations
 
 import logging
-import re
 import shlex
 import sys
-import tomllib
 from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pyro
 import torch
@@ -19,12 +18,12 @@ from rich.syntax import Syntax
 from rich.table import Table as RichTable
 
 from . import __version__
-from .assembly import Assembled, assemble, flower
+from .assembly import Assembled, assemble, flower, reopen
 from .catalogue import GIVEN, describe, first_line, markdown
 from .check_site import rehearse
 from .check_site import say as say_site
 from .compare import compare as compare_runs
-from .config import Config, ConfigError, config_of, load, override, signature
+from .config import ConfigError, load, signature
 from .console import Reporter, partition_table
 from .datasets import DATASETS
 from .empirical_bayes.command import shrink
@@ -96,24 +95,9 @@ def resume(
     """Go on with a stopped run after its last committed round; `rounds` is the total."""
     reporter = Reporter(console)
     where = RunDirectory(directory)
-    if not where.config.exists():
-        raise ConfigError(
-            f"{directory} holds no run (no config.toml); start one with `pyrofl run FILE --out {directory}`"
-        )
-    text = where.config.read_text()
-    table = tomllib.loads(text)
-    for item in overrides or []:
-        key = item.partition("=")[0].split(".")[0].strip()
-        if key not in Config.RESUMABLE:
-            raise ConfigError(
-                f"{item}: only {', '.join(Config.RESUMABLE)} can change on resuming; start a new run for {key}"
-            )
-        override(table, item)
-    recorded = re.search(r"^# data-root: (.+)$", text, re.MULTILINE)
-    root = data_root or (Path(recorded[1]) if recorded else None)
-    assembled = assemble(config_of(table, str(where.config)), data_root=root, observer=reporter)
+    assembled = reopen(where, overrides or [], data_root=data_root, observer=reporter)
     if overrides:
-        comments = [line for line in text.splitlines() if line.startswith("#")]
+        comments = [line for line in where.config.read_text().splitlines() if line.startswith("#")]
         where.rewrite("\n".join([*comments, _command()]) + "\n\n" + assembled.config.toml())
     _go(assembled.run(where, reporter), reporter, where)
 
@@ -183,6 +167,28 @@ def partition(
             plot,
         )
         console.print(f"wrote {plot}")
+
+
+class Model(Enum):
+    """Whose posterior is drawn from."""
+
+    server = "global"
+    clients = "personal"
+
+
+@app.command()
+def evaluate(
+    directory: Annotated[Path, typer.Argument(help="a run directory")],
+    others: Annotated[list[Path] | None, typer.Argument(help="runs of the same model with other seeds")] = None,
+    draws: Annotated[int, typer.Option(help="posterior draws")] = 1000,
+    model: Annotated[Model | None, typer.Option(help="default: global, where the server has one")] = None,
+    data_root: DataRoot = None,
+) -> None:
+    """Draw from a run's posterior: draws.nc for ArviZ, and a table of whether the draws deserve trust."""
+    from .diagnose import diagnose  # ArviZ takes seconds to import
+
+    whose: Literal["global", "personal"] | None = None if model is None else model.value
+    diagnose(directory, others or [], draws=draws, model=whose, data_root=data_root, console=console)
 
 
 @app.command()

@@ -6,7 +6,7 @@ Test rows are read here and nowhere else, and nothing here is read by training: 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,15 @@ CLASSES = ("categorical", "bernoulli")  # kinds of likelihood whose outcomes are
 COMMON = "(common)"  # the client name of test rows that all clients share
 
 
-def outputs(
+class Piece(NamedTuple):
+    """Predictive parameters of some draws and rows; `out` is float64, whatever the run's precision."""
+
+    draws: slice
+    rows: slice
+    out: Tensor  # (s, b, K)
+
+
+def predict(
     method: FedAvg,
     theta: Tree,
     data: Data,
@@ -36,59 +44,92 @@ def outputs(
     draws: int,
     together: bool = False,
     rows: int = 1000,
-) -> Tensor | None:
-    """Predictive parameters (S, B, K) of S = `draws` posterior draws, float64; None without rows.
-
-    Rows go through in chunks of `rows`; `together` runs all draws of a chunk by `vmap`, which suits small dense
-    networks.
-    """
-    parts = list(_chunks(method, theta, data, key, draws=draws, together=together, rows=rows))
-    return torch.cat(parts, 1).double() if parts else None
-
-
-def predict(
-    method: FedAvg, theta: Tree, data: Data, key: Tensor, *, draws: int, together: bool = False, temperature: float = 1
+    observations: bool = False,
+    temperature: float = 1.0,
 ) -> Arrays:
     """S = `draws` posterior predictive draws for the rows of `data`, as the arguments of `metrics.scores`.
 
-    The log-probabilities or logits of classes are divided by `temperature`.
+    Draws and rows are streamed (see `stream`): what is kept is one number for each draw, row and class, probabilities
+    in the run's own precision. With `observations` classifications have `draws` (S, B) of the class code as well. The
+    log-probabilities or logits of classes are divided by `temperature`.
     """
-    out = outputs(method, theta, data, key, draws=draws, together=together)  # (S, B, K)
-    if out is None:
+    if not data.rows:
         return {}
     y, kind = data.y[: data.rows], method.program.kind
-    fn = distribution(kind, out / temperature if kind in CLASSES else out)
-    arrays: Arrays = {"y": y.cpu().numpy(), "log_likelihood": fn.log_prob(y.to(out)).cpu().numpy()}
-    if kind in CLASSES:
-        return {**arrays, "p": fn.probs.cpu().numpy()}
-    rng = generator(fold(key, "observations"))
+    classes, shape = kind in CLASSES, (draws, data.rows)
+    arrays: Arrays = {"y": y.cpu().numpy(), "log_likelihood": np.empty(shape)}
+    if observations or not classes:
+        arrays["draws"] = np.empty(shape, np.int32 if classes else np.float64)
+    for piece in stream(method, theta, data, key, draws=draws, together=together, rows=rows):
+        out = piece.out / temperature if classes else piece.out
+        at, fn = (piece.draws, piece.rows), distribution(kind, out)
+        arrays["log_likelihood"][at] = fn.log_prob(y[piece.rows].to(out)).cpu().numpy()
+        if classes:
+            p = fn.probs.cpu().numpy()
+            if "p" not in arrays:
+                real = data.x.dtype if data.x.is_floating_point() else torch.get_default_dtype()
+                arrays["p"] = np.empty((*shape, *p.shape[2:]), str(real).removeprefix("torch."))
+            arrays["p"][at] = p
+        if "draws" in arrays:
+            for s in range(piece.draws.start, piece.draws.stop):
+                place = s - piece.draws.start
+                one = fn if len(out) == 1 else distribution(kind, out[place : place + 1])
+                rng = generator(fold(key, "observations", s, piece.rows.start))
+                arrays["draws"][s, piece.rows] = _observe(kind, one, rng)
+    return arrays
+
+
+def _observe(kind: str, fn: Any, rng: np.random.Generator) -> np.ndarray:
+    """One observation (b,) of each row from the predictive distribution of one draw."""
     if kind == "gaussian":
-        return {**arrays, "draws": rng.normal(fn.loc.cpu().numpy(), fn.scale.cpu().numpy())}
-    return {**arrays, "draws": rng.poisson(fn.rate.cpu().numpy()).astype(np.float64)}
+        return rng.normal(fn.loc[0].cpu().numpy(), fn.scale[0].cpu().numpy())
+    if kind == "poisson":
+        return rng.poisson(fn.rate[0].cpu().numpy())
+    p = fn.probs[0].cpu().numpy()  # (b, K), or (b,) of class 1
+    if kind == "bernoulli":
+        return rng.random(len(p)) < p
+    below = np.cumsum(p, -1)[:, :-1]  # the last class takes what rounding leaves
+    return (rng.random((len(p), 1)) > below).sum(-1)
 
 
 def temperature(method: FedAvg, theta: Tree, valid: Data, key: Tensor, *, draws: int, together: bool = False) -> float:
     """The temperature of one model's classes that suits validation rows best; 1 without rows."""
-    out = outputs(method, theta, valid, key, draws=draws, together=together)
-    if out is None:
+    if not valid.rows:
         return 1.0
-    logits = out.cpu().numpy()
+    pieces = list(stream(method, theta, valid, key, draws=draws, together=together))
+    logits = torch.empty(draws, valid.rows, *pieces[0].out.shape[2:], dtype=torch.float64)
+    for piece in pieces:
+        logits[piece.draws, piece.rows] = piece.out.cpu()
     if method.program.kind == "bernoulli":
-        logits = np.concatenate([np.zeros_like(logits), logits], axis=-1)
-    return metrics.temperature(logits, valid.y[: valid.rows].cpu().numpy())
+        logits = torch.cat([torch.zeros_like(logits), logits], -1)
+    return metrics.temperature(logits.numpy(), valid.y[: valid.rows].cpu().numpy())
 
 
-def _chunks(
-    method: FedAvg, theta: Tree, data: Data, key: Tensor, *, draws: int, together: bool, rows: int
-) -> Iterator[Tensor]:
-    different = draws if method.stochastic else 1  # a point estimate predicts the same each time
-    keys = torch.stack([fold(key, s) for s in range(different)])
+_WEIGHTS_AT_ONCE = 1 << 22  # of all draws that run together
+
+
+def stream(
+    method: FedAvg, theta: Tree, data: Data, key: Tensor, *, draws: int, together: bool = False, rows: int = 1000
+) -> Iterator[Piece]:
+    """Draw s with key `fold(key, s)`, for chunks of `rows` rows: one set of weights is held at a time.
+
+    `together` runs several draws by `vmap`, as many as have four million weights in all; this suits small dense
+    networks. A point estimate predicts the same each time: it runs once, and its piece holds one draw for all.
+    """
+    size = sum(v.numel() for v in theta.values())
+    block = max(_WEIGHTS_AT_ONCE // max(size, 1), 1) if together else 1
     with torch.no_grad():
         for start in range(0, data.rows, rows):
-            x = data.x[start : min(start + rows, data.rows)]
-            one = lambda k, x=x: method.predict(theta, x, k)
-            out = vmap(one)(keys) if together else torch.stack([one(k) for k in keys])
-            yield out.expand(draws, *out.shape[1:])
+            part = slice(start, min(start + rows, data.rows))
+            one = lambda k, x=data.x[part]: method.predict(theta, x, k)
+            if not method.stochastic:
+                yield Piece(slice(0, draws), part, one(fold(key, 0)).unsqueeze(0).double())
+                continue
+            for first in range(0, draws, block):
+                some = slice(first, min(first + block, draws))
+                keys = torch.stack([fold(key, s) for s in range(some.start, some.stop)])
+                out = vmap(one)(keys) if together else one(keys[0]).unsqueeze(0)
+                yield Piece(some, part, out.double())
 
 
 def score(kind: str, clients: Mapping[str, Arrays]) -> dict[str, dict[str, float | None]]:

@@ -10,7 +10,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -33,6 +33,14 @@ from .tree import Ravel, Tree
 
 _JITTER = 0.1  # spread of initial locations where the model states no initial value
 _LOC, _SCALE = "guide.locs.", "guide.scales."
+
+
+class Draw(NamedTuple):
+    """One draw from a posterior (or prior), with its log densities in nats, float64."""
+
+    sites: Tree  # each site's value, on the site's own support
+    log_q: Tensor  # () log density of the guide; that of the prior, for a draw from it
+    log_prior: Tensor  # () log density of the prior
 
 
 class _Joint(nn.Module):
@@ -296,6 +304,34 @@ class Program:
 
         return self._call(theta, run)
 
+    def draw(self, theta: Tree, key: Tensor) -> Draw:
+        """The draw from the guide that `predict` takes from the same key; both densities are on the sites' supports."""
+        x, y = (v[:1].to(key.device) for v in self._example)
+
+        def run(model: PyroModule, guide: nn.Module) -> Draw:
+            with keyed(random.fold(key, "guide"), self._noise(key)):
+                q = poutine.trace(guide).get_trace(x, y)
+            with forward_pass():
+                p = poutine.trace(poutine.replay(model, q)).get_trace(x, y)
+            sites = {n: p.nodes[n]["value"].detach() for n in latents(p)}
+            return Draw(sites, _log_density(q), _log_density(p))
+
+        with torch.no_grad():
+            return self._call(theta, run)
+
+    def draw_prior(self, theta: Tree, key: Tensor) -> Draw:
+        """A draw from the declared prior; `theta` gives what has none. Improper priors cannot be drawn from."""
+        x, y = (v[:1].to(key.device) for v in self._example)
+
+        def run(model: PyroModule, guide: nn.Module) -> Draw:
+            with forward_pass(), keyed(key):
+                p = poutine.trace(model).get_trace(x, y)
+            log_prior = _log_density(p)
+            return Draw({n: p.nodes[n]["value"].detach() for n in latents(p)}, log_prior, log_prior)
+
+        with torch.no_grad():
+            return self._call(theta, run)
+
     def log_likelihood(self, theta: Tree, data: Data, *, size: int = 1000) -> Tensor:
         """Mean over the client's rows of log p(y | x) at the posterior mean, () in nats a row; 0 without rows."""
         total = torch.zeros((), dtype=torch.float64, device=data.n.device)
@@ -459,6 +495,30 @@ def _own_stream() -> Iterator[None]:
     with pyro.settings.context(module_local_params=True), torch.random.fork_rng(devices=[]):
         torch.random.manual_seed(0)
         yield
+
+
+_ELEMENTWISE = (
+    pyro.distributions.Normal,
+    pyro.distributions.Delta,
+    pyro.distributions.Laplace,
+    pyro.distributions.StudentT,
+    pyro.distributions.Cauchy,
+    pyro.distributions.HalfNormal,
+    pyro.distributions.HalfCauchy,
+)
+
+
+def _log_density(trace: Any) -> Tensor:
+    """Sum over the latent sites of log density, (); in float64, since it adds up one term for each weight."""
+    total = torch.zeros((), dtype=torch.float64)
+    for name in latents(trace):
+        fn, value = trace.nodes[name]["fn"], trace.nodes[name]["value"]
+        base = fn
+        while isinstance(base, pyro.distributions.Independent | pyro.distributions.MaskedDistribution):
+            base = base.base_dist
+        value = value.double() if isinstance(base, _ELEMENTWISE) else value
+        total = total.to(value.device) + fn.log_prob(value).double().sum()
+    return total
 
 
 def _unconstrained(prior: Any) -> Any | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from .random import fold, generator, root
 from .scoring import Scores, check, evaluated
 from .store import Record, Row, RunDirectory, States, check_like
 from .tree import Tree, all_finite, nbytes, part, stack, without
+
+if TYPE_CHECKING:
+    from xarray import DataTree
 
 RECEIPT = "site/receipt"  # in place of an own state that lies at its client's site: the key that made it
 _AT_ONCE = 64  # clients whose personal models are asked for together
@@ -345,6 +348,24 @@ class Run:
             for i, name in enumerate(self.names):
                 out["global"][name] = on(common, tests[i], "global", i)
         return out
+
+    def to_arviz(
+        self,
+        *,
+        model: Literal["global", "personal"] | None = None,
+        split: Literal["train", "test"] = "train",
+        draws: int = 1000,
+        sites: Sequence[str] | None = None,
+        client: str | None = None,
+        rows: int | None = None,
+        memory: int = 2 << 30,
+    ) -> DataTree:
+        """The posterior's draws as a DataTree for ArviZ (see `arviz.from_run`)."""
+        from .arviz import from_run  # ArviZ takes seconds to import
+
+        return from_run(
+            self, model=model, split=split, draws=draws, sites=sites, client=client, rows=rows, memory=memory
+        )
 
     def _evaluate(self, now: Round) -> None:
         found = evaluated(self)

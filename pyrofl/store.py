@@ -119,9 +119,9 @@ class RunDirectory:
     def clear(self) -> None:
         """Remove the run that is here, its commit first; other files stay."""
         states = self.clients.glob("*-r*.safetensors") if self.clients.is_dir() else ()
-        tables = (f for p in ("reliability-*.csv", "rows-*.safetensors") for f in self.path.glob(p))
+        made = (f for p in ("reliability-*.csv", "rows-*.safetensors", "draws*.nc") for f in self.path.glob(p))
         others = (self.partition, self.path / "posteriors.safetensors")
-        for path in (self.server, self.metrics, self.timings, self.config, *others, *states, *tables):
+        for path in (self.server, self.metrics, self.timings, self.config, *others, *states, *made):
             path.unlink(missing_ok=True)
 
     def refuse_existing(self) -> None:

@@ -1,1 +1,1 @@
-"""Can the models' uncertainty be believed: temperatures, shared rows, foreign rows."""
+"""Can uncertainty be believed: simulation-based calibration, NUTS on the pooled data, temperatures, foreign rows."""

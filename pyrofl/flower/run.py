@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -117,12 +117,15 @@ class FlowerRun(Run):
     # ------------------------------------------------------------------ evaluation
 
     def personal(self, client: int) -> Tree:
-        raise LookupError(
+        raise ValueError(
             f"what client {self.client_name(client)} predicts with stays at its site; its scores are in the rounds"
         )
 
+    def personal_models(self) -> Iterator[tuple[int, Tree]]:
+        raise ValueError("what the clients predict with stays at their sites; their scores are in the rounds")
+
     def predictions(self, *, draws: int, visitors: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
-        raise LookupError("test rows stay at the sites, and predictions with them; their scores are in the rounds")
+        raise ValueError("test rows stay at the sites, and predictions with them; their scores are in the rounds")
 
     def _evaluate(self, now: Round) -> None:
         draws = self.evaluation.final_draws if self.done else self.evaluation.draws
@@ -143,7 +146,8 @@ class FlowerRun(Run):
             of_model = {i: scores for i, scores in of_model.items() if scores}
             if of_model:
                 now.scores[model] = {self.names[i]: scores for i, scores in of_model.items()}
-                now.scores[model][_POOLED] = self._pooled(of_model)
+                if self.messages.privacy is None:  # under privacy the numbers of rows are not known
+                    now.scores[model][_POOLED] = self._pooled(of_model)
         score_common(self, now.scores, draws)
 
     def _request(self, client: int, draws: int) -> RecordDict:

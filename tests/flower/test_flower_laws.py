@@ -114,9 +114,9 @@ def test_a_method_that_needs_all_rows_in_one_place_is_refused() -> None:
 def test_the_server_holds_no_rows() -> None:
     run = flower(Case("bayfl"))
     list(run)
-    with pytest.raises(LookupError, match="stays at its site"):
+    with pytest.raises(ValueError, match="stays at its site"):
         run.personal(0)
-    with pytest.raises(LookupError, match="stay at the sites"):
+    with pytest.raises(ValueError, match="stay at the sites"):
         run.predictions(draws=2)
     assert [int(d.n) for d in run.train] == list(build.RAGGED)
     assert all(not torch.any(d.x) for d in run.train)

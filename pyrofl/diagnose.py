@@ -1,0 +1,119 @@
+"""`pyrofl evaluate`: the draws of a run as netCDF files, and the checks of its posterior as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from . import arviz, diagnostics
+from .arviz.runs import predictive_moments, prior_moments
+from .assembly import reopen
+from .console import Reporter
+from .diagnostics.table import ALL
+from .run import Run
+from .store import RunDirectory, read_metrics
+
+TRAIN, TEST = "draws.nc", "draws-test.nc"
+
+
+def diagnose(
+    directory: Path,
+    others: Sequence[Path],
+    *,
+    draws: int,
+    model: Literal["global", "personal"] | None,
+    data_root: Path | None,
+    console: Console,
+) -> None:
+    """Write RUN/draws.nc (training rows) and RUN/draws-test.nc (held-out rows); print a line a client."""
+    where = RunDirectory(directory)
+    run = reopen(where, data_root=data_root, observer=Reporter(console)).run(where)
+    made = run.to_arviz(model=model, draws=draws)
+    console.print(f"wrote {arviz.save(made, directory / TRAIN)}: {draws} draws, training rows")
+    if any(c.test.rows for c in run.federation.clients):
+        held = run.to_arviz(model=model, draws=draws, split="test")
+        console.print(f"wrote {arviz.save(held, directory / TEST)}: {draws} draws, held-out rows")
+    frame = diagnostics.table(made, losses=losses(where.metrics), prior=prior_moments(run))
+    console.print(_table(frame, f"round {run.round}, {made.attrs['model']} posterior, training rows"))
+    for line in notes(made.attrs, frame):
+        console.print(line, style="dim")
+    if others:
+        runs = [reopen(RunDirectory(p), data_root=data_root).run(RunDirectory(p)) for p in others]
+        console.print(_table(agreements([run, *runs]), f"agreement of {len(runs) + 1} runs, in posterior sd"))
+
+
+def losses(metrics: Path) -> dict[str, list[float]]:
+    """Client -> its training loss, -ELBO / n in nats per row, of each round it took part in."""
+    out: dict[str, list[float]] = {}
+    for row in read_metrics(metrics):
+        if row.split == "train" and row.metric == "loss" and row.value is not None:
+            out.setdefault(row.client, []).append(row.value)
+    return out
+
+
+def notes(attrs: Mapping[Any, Any], frame: pd.DataFrame) -> list[str]:
+    """What the numbers mean, and what is missing from them."""
+    out = []
+    if "k-hat" in frame:
+        out.append("k-hat: below min(1 - 1 / log10 draws, 0.7) importance weights can correct the guide")
+        out.append("elpd: leave-one-out log predictive density in nats, summed over rows, +- its standard error")
+    else:
+        out.append("no k-hat and no LOO: they need a guide that is a density, under a proper prior")
+    if "contraction" in frame:
+        out.append("contraction: median over weights of 1 - (posterior sd / prior sd)^2")
+    if "ELBO" in frame:
+        out.append("ELBO: Theil-Sen slope of the training loss over the last half of the rounds, 95% interval")
+    if attrs.get("constant_sites"):
+        out.append(f"constant in every draw (point estimates): {attrs['constant_sites']}")
+    return out
+
+
+def agreements(runs: Sequence[Run]) -> pd.DataFrame:
+    """Agreement of the server's posteriors: of weights, and of predictions for the first run's training rows."""
+    first, lines = runs[0], {}
+    thetas = [r.method.common(r.server) for r in runs]
+    shared = [t for t in thetas if t is not None]
+    if len(shared) < len(runs):
+        raise ValueError("agreement compares the server's posteriors, and this method has none")
+    program = first.method.program
+    if program.mean_field:
+        weights = [
+            {s: (m.cpu().numpy(), v.cpu().numpy()) for s, (m, v) in program.posterior(t).items()} for t in shared
+        ]
+        lines["weights"] = diagnostics.agreement(weights)
+    lines["predictions"] = diagnostics.agreement([predictive_moments(first, t) for t in shared])
+    return pd.DataFrame(
+        {
+            k: {"median": a.median, "largest": a.largest, "over 1 sd": a.apart, "verdict": a.verdict}
+            for k, a in lines.items()
+        }
+    ).T
+
+
+def _table(frame: pd.DataFrame, title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("client" if ALL in frame.index or "rows" in frame else "")
+    for column in frame.columns:
+        table.add_column(column, justify="left" if column in ("guide", "ELBO", "verdict") else "right")
+    for name, line in frame.iterrows():
+        table.add_row(str(name), *(_cell(v) for v in line))
+    return table
+
+
+def _cell(value: object) -> str:
+    if value is None or (isinstance(value, float) and pd.isna(value)):
+        return ""
+    if isinstance(value, float) and value.is_integer() and abs(value) >= 1:
+        return str(int(value))
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float) and abs(value) < 100
+        else f"{value:.1f}"
+        if isinstance(value, float)
+        else str(value)
+    )

@@ -1,0 +1,268 @@
+"""Draws of runs for ArviZ: their densities against formulas, and the file against every reader of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from scipy import stats
+from support import build
+from torch import nn
+
+from pyrofl import arviz, diagnostics
+from pyrofl.arviz.runs import moments, predictive_moments, prior_moments
+from pyrofl.bayesian import Bayesian
+from pyrofl.data import Client, Data, Federation
+from pyrofl.diagnostics.table import ALL
+from pyrofl.engines import Sequential, Vectorised
+from pyrofl.likelihoods import Gaussian as Noise
+from pyrofl.method import Cohort, Reply
+from pyrofl.methods import Alone, BayFL, FedAvg
+from pyrofl.optim import Adam
+from pyrofl.priors import Gaussian, Hierarchical
+from pyrofl.program import Program
+from pyrofl.run import Run
+
+TAU, SIGMA = 1.5, 0.7
+
+
+def run_of(method, federation, *, rounds=1, engine=None):
+    run = Run(method, federation, engine=engine or Sequential(), rounds=rounds, seed=1)
+    run.evaluation = type(run.evaluation)(every=rounds, draws=2, final_draws=2)
+    for _ in run:
+        pass
+    return run
+
+
+def line(n, seed):
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.normal(size=(n, 1)))
+    return Data.of(x, x[:, 0] * 0.8 + SIGMA * torch.from_numpy(rng.normal(size=n)))
+
+
+LINES = Federation(tuple(Client(f"site{i}", line(n, i), line(3, 10 + i)) for i, n in enumerate((6, 4))), "gaussian")
+
+
+def slope(prior=None):
+    """One weight: w ~ N(0, TAU^2), y ~ N(w x, SIGMA^2)."""
+    data = LINES.clients[0].train
+    net = nn.Sequential(nn.Linear(1, 1, bias=False)).double()
+    return Program(Bayesian(net, prior or Gaussian(TAU), Noise(SIGMA)), data.x, data.y)
+
+
+SITE = "net.0.weight"
+
+
+def exact(datas):
+    x, y = (torch.cat([getattr(d, f) for d in datas]).numpy() for f in ("x", "y"))
+    precision = 1 / TAU**2 + (x**2).sum() / SIGMA**2
+    return (x[:, 0] * y).sum() / SIGMA**2 / precision, precision**-0.5
+
+
+class Known(BayFL):
+    """A server that knows the exact posterior of all rows."""
+
+    def aggregate(self, server, ups, cohort: Cohort):
+        m, s = exact([c.train for c in LINES.clients])
+        q = {SITE: (torch.full((1, 1), m).double(), torch.full((1, 1), s).double())}
+        return {**server, **self.program.guide_of(q)}
+
+
+class KnownAlone(Alone):
+    """Clients that know the exact posterior of their own rows."""
+
+    def local(self, down, own, data, key) -> Reply:
+        m, s = exact([data])
+        q = {SITE: (torch.full((1, 1), m).double(), torch.full((1, 1), s).double())}
+        return Reply({}, {**own, **self.program.guide_of(q)}, {})
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return run_of(Known(slope()), LINES)
+
+
+@pytest.fixture(scope="module")
+def apart():
+    return run_of(KnownAlone(slope()), LINES)
+
+
+def log_joint(w, datas):
+    """log p(w) + log p(y | w) of all rows, for draws w (S,)."""
+    out = stats.norm(0, TAU).logpdf(w)
+    for d in datas:
+        out = out + stats.norm(w[:, None] * d.x[:, 0].numpy(), SIGMA).logpdf(d.y.numpy()).sum(1)
+    return out
+
+
+def test_the_server_s_densities_are_those_of_all_rows(shared):
+    made = shared.to_arviz(draws=60)
+    w = made["posterior"][SITE].values.ravel()
+    m, s = exact([c.train for c in LINES.clients])
+    np.testing.assert_allclose(made["sample_stats"]["log_q"].values[0], stats.norm(m, s).logpdf(w), atol=1e-6)
+    np.testing.assert_allclose(
+        made["sample_stats"]["log_p"].values[0], log_joint(w, [c.train for c in LINES.clients]), rtol=1e-9
+    )
+    assert diagnostics.khat(made["sample_stats"]["log_p"], made["sample_stats"]["log_q"]).value == 0
+    assert made["log_likelihood"]["client"].values.tolist() == ["site0"] * 6 + ["site1"] * 4
+    assert made["log_likelihood"]["row"].values.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]
+    y = torch.cat([c.train.y for c in LINES.clients]).numpy()
+    np.testing.assert_array_equal(made["observed_data"]["y"], y)
+
+
+def test_predictions_come_from_the_draws_beside_them(shared):
+    made = shared.to_arviz(draws=300)
+    w = made["posterior"][SITE].values.reshape(-1, 1)
+    x, y = (torch.cat([getattr(c.train, f) for c in LINES.clients]).numpy() for f in ("x", "y"))
+    np.testing.assert_allclose(
+        made["log_likelihood"]["y"].values[0], stats.norm(w * x[:, 0], SIGMA).logpdf(y), rtol=1e-9
+    )
+    z = (made["posterior_predictive"]["y"].values[0] - w * x[:, 0]) / SIGMA
+    assert stats.kstest(z.ravel(), "norm").pvalue > 1e-3
+
+
+def test_each_client_s_densities_are_those_of_its_own_rows(apart):
+    made = apart.to_arviz(draws=40)
+    assert made["posterior"][SITE].dims[:3] == ("chain", "draw", "client")
+    for client in LINES.clients:
+        mine = made["sample_stats"].to_dataset().sel(client=client.name)
+        w = made["posterior"][SITE].sel(client=client.name).values.ravel()
+        np.testing.assert_allclose(mine["log_p"].values[0], log_joint(w, [client.train]), rtol=1e-9)
+        assert np.ptp(mine["log_p"].values - mine["log_q"].values) < 1e-6  # exact, each up to its own evidence
+
+
+def test_loo_of_clients_apart_is_that_of_each_client(apart):
+    whole = arviz.loo(apart.to_arviz(draws=300)).elpd_i
+    for client in LINES.clients:
+        one = arviz.loo(apart.to_arviz(draws=300, client=client.name)).elpd_i.values
+        first = 0 if client.name == "site0" else 6
+        np.testing.assert_allclose(one, whole.values[first : first + len(one)])
+    x, y = LINES.clients[1].train.x, LINES.clients[1].train.y
+    rest = Data.of(x[1:], y[1:])
+    m, s = exact([rest])
+    expected = stats.norm(m * x[0, 0].item(), np.hypot(s * x[0, 0].item(), SIGMA)).logpdf(y[0].item())
+    assert whole.values[6] == pytest.approx(expected, abs=0.08)
+
+
+def test_held_out_rows_have_no_densities_that_could_choose(shared):
+    made = shared.to_arviz(draws=30, split="test")
+    assert "sample_stats" not in made and made.attrs["split"] == "test"
+    np.testing.assert_array_equal(made["observed_data"]["y"], torch.cat([c.test.y for c in LINES.clients]))
+    with pytest.raises(ValueError, match="LOO needs training rows"):
+        arviz.loo(made)
+
+
+@pytest.fixture(scope="module")
+def classes():
+    return run_of(BayFL(build.program(), optimizer=Adam(0.05), epochs=3.0, size=4), build.federation(), rounds=3)
+
+
+def test_classes_are_named_and_probabilities_belong_to_the_codes(classes):
+    made = classes.to_arviz(draws=400)
+    p = made["posterior_predictive"]["p"]
+    assert p.dims == ("chain", "draw", "obs", "class") and p["class"].values.tolist() == list("abc")
+    np.testing.assert_allclose(p.sum("class"), 1)
+    seen = made["observed_data"]["y"].values
+    at = np.take_along_axis(p.values[0], np.broadcast_to(seen[None, :, None], (400, len(seen), 1)), -1)[..., 0]
+    np.testing.assert_allclose(np.log(at), made["log_likelihood"]["y"].values[0])
+    shares = [(made["posterior_predictive"]["y"] == k).mean(("chain", "draw")).values for k in range(3)]
+    np.testing.assert_allclose(np.stack(shares, -1), p.mean(("chain", "draw")), atol=0.12)
+
+
+def test_engines_draw_the_same(classes):
+    whole = classes.to_arviz(draws=7)
+    engine, classes.engine = classes.engine, Vectorised()
+    try:
+        xr.testing.assert_allclose(classes.to_arviz(draws=7), whole)
+    finally:
+        classes.engine = engine
+
+
+def test_the_file_reads_back_as_it_was_here_and_in_arviz_of_both_kinds(classes, apart, tmp_path):
+    az = pytest.importorskip("arviz")
+    for name, made in (("shared", classes.to_arviz(draws=20)), ("apart", apart.to_arviz(draws=20))):
+        path = arviz.save(made, tmp_path / f"{name}.nc")
+        assert arviz.load(path).identical(made)
+        other = az.from_netcdf(str(path))  # an InferenceData before arviz 1
+        np.testing.assert_array_equal(other["log_likelihood"]["y"], made["log_likelihood"]["y"])
+        np.testing.assert_array_equal(other["observed_data"]["client"], made["observed_data"]["client"])
+        groups = other.groups() if callable(other.groups) else [g.strip("/") for g in other.groups]
+        assert set(made.children) <= set(groups)
+    assert [p.name for p in tmp_path.iterdir() if p.name.endswith(".tmp")] == []
+
+
+def test_a_missing_file_says_how_it_is_made(tmp_path):
+    with pytest.raises(FileNotFoundError, match="pyrofl evaluate RUN"):
+        arviz.load(tmp_path / "draws.nc")
+
+
+def test_point_estimates_have_constant_data_only():
+    run = run_of(FedAvg(build.program(guide="delta", prior="flat"), size=4), build.federation())
+    made = run.to_arviz(draws=5)
+    assert "posterior" not in made and "sample_stats" not in made
+    assert made["constant_data"]["net.head.bias"].shape == (3,)
+    assert "net.head.bias" in made.attrs["constant_sites"]
+    frame = diagnostics.table(made)
+    assert "k-hat" not in frame and frame.loc[ALL, "rows"] == sum(build.RAGGED)
+
+
+def test_what_does_not_fit_is_refused_before_the_work_and_a_subset_is_offered(shared):
+    with pytest.raises(ValueError, match=r"1000000 draws of 10 rows would take 0.1 GiB.*rows = 6"):
+        shared.to_arviz(draws=10**6, memory=100 << 20)
+    some, whole = shared.to_arviz(draws=50, rows=5), shared.to_arviz(draws=50)
+    assert some["log_likelihood"].sizes["obs"] == 5
+    xr.testing.assert_allclose(some["sample_stats"].to_dataset(), whole["sample_stats"].to_dataset())  # of all rows
+
+
+def test_arguments_are_checked(shared, apart):
+    for run, options, message in (
+        (shared, {"model": "local"}, "unknown model 'local'"),
+        (shared, {"split": "all"}, "unknown split 'all'"),
+        (shared, {"sites": ["weight"]}, "unknown site 'weight'"),
+        (shared, {"draws": 0}, "draws must be at least 1"),
+        (shared, {"model": "personal"}, "client site0 predicts with the server's own posterior"),
+        (shared, {"client": "site0"}, "client needs model = 'personal'"),
+        (apart, {"client": "site9"}, "unknown client 'site9'"),
+        (apart, {"model": "global"}, "no model of the server"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run.to_arviz(**{"draws": 3, **options})
+
+
+def test_prior_moments_are_exact_where_they_can_be_and_drawn_elsewhere(shared):
+    mean, sd = prior_moments(shared)[SITE]
+    assert (mean.item(), sd.item()) == (0, TAU)
+    run = run_of(BayFL(slope(Hierarchical())), LINES)
+    drawn = prior_moments(run, draws=400)
+    assert set(drawn) == set(run.method.program.sites) and drawn[SITE][1].shape == (1, 1)
+
+
+def test_moments_of_draws_are_those_of_numpy():
+    draws = torch.randn(30, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 100
+    mean, sd = moments({"w": d} for d in draws)["w"]
+    np.testing.assert_allclose(mean, draws.mean(0))
+    np.testing.assert_allclose(sd, draws.std(0))
+
+
+def test_predictive_moments_are_those_of_the_posterior(shared):
+    m, s = exact([c.train for c in LINES.clients])
+    mean, sd = predictive_moments(shared, shared.server, draws=400)["site1"]
+    x = LINES.clients[1].train.x[:, 0].numpy()
+    np.testing.assert_allclose(mean[:, 0], m * x, atol=5 * s * np.abs(x).max() / 20)
+    np.testing.assert_allclose(sd[:, 0], s * np.abs(x), rtol=0.15)
+    np.testing.assert_allclose(mean[:, 1], SIGMA)
+
+
+def test_the_table_has_a_line_for_all_and_one_a_client(shared, apart):
+    made = shared.to_arviz(draws=300)
+    frame = diagnostics.table(made, losses={"site0": [1.0] * 10}, prior=prior_moments(shared))
+    assert frame.index.tolist() == [ALL, "site0", "site1"]
+    assert frame.loc[ALL, "k-hat"] == 0 and frame["rows"].tolist() == [10, 6, 4]
+    assert frame.loc[ALL, "elpd"] == pytest.approx(frame.loc["site0", "elpd"] + frame.loc["site1", "elpd"])
+    _, s = exact([c.train for c in LINES.clients])
+    assert frame.loc[ALL, "contraction"] == pytest.approx(1 - (s / TAU) ** 2, abs=0.02)
+    assert frame.loc["site0", "ELBO"] == "settled"
+    own = diagnostics.table(apart.to_arviz(draws=100), prior=prior_moments(apart))
+    assert own.index.tolist() == ["site0", "site1"] and (own["k-hat"] == 0).all()
+    assert "r_hat" not in {str(c).lower().replace("-", "_") for c in (*frame, *own)}
