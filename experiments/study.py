@@ -40,6 +40,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pyrofl import Client, Config, Federation, assemble
 from pyrofl.compare import Finished
 from pyrofl.config import ConfigError, config_of, override
+from pyrofl.evaluate import COMMON
 from pyrofl.names import nearest
 from pyrofl.store import RunDirectory
 
@@ -293,6 +294,8 @@ def scores_of(folder: Path) -> dict[str, Any]:
     out = {str(k): float(v) for k, v in means.items()}
     if (accuracy := last[last["metric"] == "personal/accuracy"]["value"]).size:
         out["personal/worst"] = float(accuracy.min())
+    shared = table[(table["round"] == table["round"].max()) & (table["client"] == COMMON)]
+    out |= {f"common/{m.partition('/')[2]}": float(v) for m, v in zip(shared["metric"], shared["value"])}
     return {**out, "bytes": run.total("bytes_down") + run.total("bytes_up"), "seconds": run.seconds}
 
 

@@ -21,6 +21,7 @@ COLUMNS = {  # score: heading
     "personal/nll": "NLL",
     "personal/ece": "ECE",
     "global/accuracy": "global",
+    "common/accuracy": "common test rows",
     "balanced/accuracy": "balanced",
     "matched/accuracy": "matched",
 }
@@ -41,7 +42,7 @@ def table(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
     scores = {k: h for k, h in COLUMNS.items() if k in frame and frame[k].notna().any()}
     rows = []
     for name, runs in frame.groupby("arm", sort=False):
-        row: dict[str, object] = {"arm": name, "order": runs["personal/accuracy"].mean()}
+        row: dict[str, object] = {"arm": name, "order": runs[_first(frame)].mean()}
         for score, heading in scores.items():
             mean, half = interval(runs[score])
             row[heading] = "" if np.isnan(mean) else f"{mean:.3f}" + ("" if np.isnan(half) else f" +- {half:.3f}")
@@ -52,8 +53,14 @@ def table(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values("order", ascending=False, kind="stable").drop(columns="order")
 
 
-def difference(frame: pd.DataFrame, a: str, b: str, score: str = "personal/accuracy") -> str:
+def _first(frame: pd.DataFrame) -> str:
+    """The score that orders the arms: the first of COLUMNS that there is."""
+    return next(k for k in (*COLUMNS, "common/accuracy") if k in frame and frame[k].notna().any())
+
+
+def difference(frame: pd.DataFrame, a: str, b: str) -> str:
     """a - b with its 95% interval over paired seeds, in points."""
+    score = _first(frame)
     by_arm: Mapping[str, dict[int, float]] = {
         arm: dict(zip(runs["seed"], 100 * runs[score])) for arm, runs in frame.groupby("arm") if arm in (a, b)
     }
@@ -75,11 +82,11 @@ def markdown(frame: pd.DataFrame) -> str:
 
 def draw(study: Study, frame: pd.DataFrame, path: Path) -> Path:
     """Personal and global accuracy of every arm with 95% intervals over seeds, best at the top."""
-    order = frame.groupby("arm")["personal/accuracy"].mean().sort_values().index
+    order = frame.groupby("arm")[_first(frame)].mean().sort_values().index
     drawn = figure(7, 0.24 * len(order) + 1.4)
     axes = tidy(drawn.add_subplot())
-    for score, marker in (("personal/accuracy", "o"), ("global/accuracy", "|")):
-        if score not in frame:
+    for score, marker in (("personal/accuracy", "o"), ("global/accuracy", "|"), ("common/accuracy", "x")):
+        if score not in frame or frame[score].isna().all():
             continue
         places, means, halves = [], [], []
         for i, arm in enumerate(order):
@@ -88,7 +95,7 @@ def draw(study: Study, frame: pd.DataFrame, path: Path) -> Path:
                 places.append(i)
                 means.append(mean)
                 halves.append(0.0 if np.isnan(half) else half)
-        label = f"{score.partition('/')[0]} models"
+        label = {"common/accuracy": "global model, common rows"}.get(score, f"{score.partition('/')[0]} models")
         axes.errorbar(means, places, xerr=halves, fmt=marker, label=label, markersize=5, elinewidth=1)
     axes.set_yticks(range(len(order)), list(order), fontsize=8)
     axes.set_xlabel("accuracy on test rows, mean over clients; bars: 95% t intervals over seeds")
@@ -106,7 +113,7 @@ def write(study: Study, frame: pd.DataFrame, out: Path, name: str) -> None:
     seeds = ", ".join(map(str, sorted(frame["seed"].unique())))
     text = (
         f"# {study.title}\n\nMeans over clients, then over seeds ({seeds}); +- is half of a 95% t interval over seeds; "
-        f"'- {study.against}' is the paired difference of personal accuracy in points, with its 95% t interval. "
+        f"'- {study.against}' is the paired difference in points of the first score, with its 95% t interval. "
         "'chosen' is the value of the tuned key with the lowest held-out negative log-likelihood.\n\n"
     )
     (out / f"{name}.md").write_text(text + markdown(table(study, frame)) + "\n", encoding="utf-8")

@@ -16,7 +16,7 @@ from .assembly import reopen
 from .console import Reporter
 from .diagnostics.table import ALL
 from .run import Run
-from .store import RunDirectory, read_metrics
+from .store import CHECKS, RunDirectory, read_metrics
 
 TRAIN, TEST = "draws.nc", "draws-test.nc"
 
@@ -39,6 +39,7 @@ def diagnose(
         held = run.to_arviz(model=model, draws=draws, split="test")
         console.print(f"wrote {arviz.save(held, directory / TEST)}: {draws} draws, held-out rows")
     frame = diagnostics.table(made, losses=losses(where.metrics), prior=prior_moments(run))
+    frame.assign(round=run.round).to_csv(directory / CHECKS, index_label="client")
     console.print(_table(frame, f"round {run.round}, {made.attrs['model']} posterior, training rows"))
     for line in notes(made.attrs, frame):
         console.print(line, style="dim")

@@ -28,6 +28,7 @@ from .tree import Tree, nbytes
 
 FORMAT = "pyrofl-1"
 COLUMNS = ("round", "client", "split", "metric", "value")
+CHECKS = "checks.csv"  # of the posterior, written by `pyrofl evaluate`
 
 
 def write(path: Path, content: bytes) -> None:
@@ -120,7 +121,7 @@ class RunDirectory:
         """Remove the run that is here, its commit first; other files stay."""
         states = self.clients.glob("*-r*.safetensors") if self.clients.is_dir() else ()
         made = (f for p in ("reliability-*.csv", "rows-*.safetensors", "draws*.nc") for f in self.path.glob(p))
-        others = (self.partition, self.path / "posteriors.safetensors")
+        others = (self.partition, self.path / "posteriors.safetensors", self.path / CHECKS)
         for path in (self.server, self.metrics, self.timings, self.config, *others, *states, *made):
             path.unlink(missing_ok=True)
 

@@ -37,7 +37,7 @@ def test_the_pipeline_reaches_the_exact_posterior() -> None:
     assert w.shape == (6, sbc.FEATURES)
 
 
-@pytest.mark.parametrize(("name", "flat"), [("bayfl, product", True), ("prior counted 4 times", False)])
+@pytest.mark.parametrize(("name", "flat"), [("pvi, two rounds", True), ("prior counted 4 times", False)])
 def test_ranks_are_flat_for_the_exact_scheme_alone(name: str, flat: bool) -> None:
     result = sbc.check(sbc.SCHEMES[name], **SMALL)
     assert result.weights.shape == (100, sbc.FEATURES) and result.weights.max() <= 19

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from support.documents import ROOT, TINY
 from typer.testing import CliRunner
@@ -49,6 +50,17 @@ def test_writes_both_files_and_prints_a_line_a_client(runs: Path, monkeypatch: p
         assert words in said, words
     assert "r-hat" not in said.lower()
     assert not (runs / "2" / "draws.nc").exists()
+
+
+def test_the_report_shows_the_checks_of_this_round(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    give("report", str(runs / "1"))
+    page = (runs / "1" / "report.html").read_text()
+    checks = pd.read_csv(runs / "1" / "checks.csv", index_col="client")
+    for client in ("client0", "client1"):
+        assert f"{checks['elpd'][client]:.2f}" in page
+    give("report", str(runs / "2"))
+    assert "pyrofl evaluate" in (runs / "2" / "report.html").read_text()
 
 
 def test_losses_are_read_in_order_of_the_rounds(runs: Path) -> None:

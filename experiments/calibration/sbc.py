@@ -38,7 +38,7 @@ from pyrofl.guides import Normal
 from pyrofl.likelihoods import Gaussian as Noise
 from pyrofl.meanfield import pool
 from pyrofl.method import Cohort
-from pyrofl.methods import BayFL, FedAvg
+from pyrofl.methods import PVI, BayFL, FedAvg
 from pyrofl.optim import SGD
 from pyrofl.plots import save
 from pyrofl.plots.style import PALETTE, QUIET, figure, tidy
@@ -78,6 +78,7 @@ class Scheme:
 SCHEMES = {
     "bayfl, one client": Scheme(BayFL, 1, "flat"),
     "bayfl, product": Scheme(lambda p: BayFL(p, pooling="product"), 4, "flat"),
+    "pvi, two rounds": Scheme(lambda p: PVI(p, damping=1.0, clients=4), 4, "flat", STAGES * 2),
     "bayfl, mean of scales": Scheme(BayFL, 4, "under-confident"),
     "prior counted 4 times": Scheme(PriorInEveryFactor, 4, "over-confident"),
 }

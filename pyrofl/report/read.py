@@ -16,7 +16,7 @@ from ..compare import Finished
 from ..evaluate import CLASSES
 from ..metrics import summary
 from ..metrics.clients import Summary
-from ..store import Record, RunDirectory
+from ..store import CHECKS, Record, RunDirectory
 
 Rows = Mapping[str, Any]  # name -> (B,) array
 
@@ -64,6 +64,13 @@ class Recorded:
     def commands(self) -> str:
         """The command that began the run, and those that went on with it, a line each."""
         return "\n".join(re.findall(r"^# command: (.+)$", self.text, re.MULTILINE))
+
+    @cached_property
+    def checks(self) -> pd.DataFrame | None:
+        """The checks of the posterior, a row a client, where `pyrofl evaluate` has written them at this round."""
+        path = self.directory.path / CHECKS
+        frame = pd.read_csv(path, index_col="client") if path.exists() else None
+        return None if frame is None or frame["round"].iloc[0] != self.round else frame.drop(columns="round")
 
     @property
     def scored(self) -> int | None:

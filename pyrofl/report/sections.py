@@ -184,6 +184,24 @@ def layers(runs: Sequence[Recorded], figures: Figures) -> Section:
     return section
 
 
+def trust(runs: Sequence[Recorded], figures: Figures) -> Section:
+    """Whether the variational posterior deserves trust: the table of `pyrofl evaluate`."""
+    section = Section("Trust in the posterior")
+    for run in runs:
+        if run.checks is None:
+            section.missing.append(run.say(f"k-hat, LOO and contraction are computed by: pyrofl evaluate {run.name}"))
+            continue
+        columns = list(run.checks.columns)
+        rows = [[Cell(str(name), str(name)), *map(_checked, line)] for name, line in run.checks.iterrows()]
+        section.tables.append(Table(run.say("checks on training rows, a line a client"), ["client", *columns], rows))
+        section.text.append("k-hat above 0.7: the guide is far from the posterior; “high k”: rows where LOO is unsure.")
+    return section
+
+
+def _checked(value: object) -> Cell:
+    return Cell.number(float(value), 2) if isinstance(value, int | float) else Cell(str(value), str(value))
+
+
 def communication(runs: Sequence[Recorded], figures: Figures) -> Section:
     """What was sent, and how long it took."""
     section = Section("Communication")
@@ -224,5 +242,6 @@ SECTIONS: tuple[Callable[[Sequence[Recorded], Figures], Section], ...] = (
     partition,
     disagreement,
     layers,
+    trust,
     communication,
 )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from support import build
-from support.cases import CASES, KEEPS_WHAT_IT_SENDS, Case
+from support.cases import KEEPS_WHAT_IT_SENDS, Case, every_case
 from support.compare import same
 from torch import Tensor
 
@@ -16,8 +15,6 @@ from pyrofl.method import Cohort, Reply
 from pyrofl.random import fold, root
 from pyrofl.store import load_tree, save_tree
 from pyrofl.tree import Tree, equal, stack
-
-every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 def copied(tree: Tree) -> Tree:

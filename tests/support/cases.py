@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from pyrofl.config import Evaluation
@@ -128,3 +129,15 @@ CASES = [
     Case("fedpop", {"samples": 2, "prior_rate": 1.0}),
     Case("fedpa", {"warmup": 1, "rho": 1.0, "finetune": True}),
 ]
+
+# methods that are tried with normalisation layers whenever the tests run; the others by `make test-all`
+NORMALISED = frozenset(
+    {"fedavg", "bayfl", "meta_bayfl", "alone", "scaffold", "fedadam", "fedbn", "fedper", "ditto", "fedbe", "pvi"}
+)
+
+
+def _marks(case: Case) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] if "batch_norm" in case.network and case.method not in NORMALISED else []
+
+
+every_case = pytest.mark.parametrize("case", [pytest.param(c, id=str(c), marks=_marks(c)) for c in CASES])

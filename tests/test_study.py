@@ -1,0 +1,124 @@
+"""Studies: what an arm changes, how a candidate is chosen, that nothing runs twice, that every file's arms build."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import tomli_w
+from support.documents import ROOT
+
+from experiments.study import Runner, Study, held_out, merged
+from experiments.study_report import interval, table, write
+from pyrofl import assemble
+from pyrofl.config import ConfigError
+
+FILES = sorted([*(ROOT / "experiments/checks").glob("*.toml"), *(ROOT / "experiments/state_of_the_art").glob("*.toml")])
+TINY = {
+    "title": "Tiny",
+    "seeds": [1, 2],
+    "base": {
+        "rounds": 2,
+        "data": {"name": "synthetic", "sites": 3, "rows": 20},
+        "model": {"name": "support.nets:Dense"},
+        "method": {"name": "fedavg", "epochs": 1, "size": 8, "optimizer": "sgd:0.1"},
+        "evaluate": {"every": 2, "draws": 1, "final_draws": 1},
+    },
+    "arms": {
+        "fedavg": {"method": {"name": "fedavg"}, "tune": {"method.optimizer": ["sgd:1e-9", "sgd:0.3"]}},
+        "alone": {"method": {"name": "alone"}},
+    },
+    "scales": {"smoke": {"seeds": [1], "set": ["rounds=1"]}},
+}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(tomli_w.dumps(TINY))
+    return path
+
+
+def test_an_arm_changes_what_it_names_and_keeps_the_budget() -> None:
+    base = {
+        "model": {"name": "a", "hidden": 3},
+        "method": {"name": "x", "epochs": 2},
+        "data": {"name": "d", "split": 1},
+    }
+    out = merged(base, {"model": {"name": "b"}, "method": {"name": "y", "mu": 1}, "data": {"split": 2}})
+    assert out == {
+        "model": {"name": "b"},
+        "method": {"name": "y", "epochs": 2, "mu": 1},
+        "data": {"name": "d", "split": 2},
+    }
+    assert base["model"] == {"name": "a", "hidden": 3}
+
+
+def test_a_scale_changes_the_base_and_unknown_names_are_refused(tiny: Path) -> None:
+    study = Study.read(tiny, "smoke", ["method.size=4"])
+    assert study.seeds == (1,) and study.base["rounds"] == 1 and study.base["method"]["size"] == 4
+    assert Study.read(tiny).base["rounds"] == 2
+    with pytest.raises(ConfigError, match="there is no scale 'big'; it has cpu, smoke"):
+        Study.read(tiny, "big")
+    with pytest.raises(ConfigError, match="there is no arm 'fedavgg'; did you mean \"fedavg\""):
+        study.only(["fedavgg"])
+
+
+def test_an_arm_that_tunes_more_than_the_others_is_refused(tiny: Path) -> None:
+    unfair = {**TINY, "arms": {"fedavg": {"method": {"name": "fedavg"}, "tune": {"a.b": [1], "a.c": [2]}}}}
+    tiny.write_text(tomli_w.dumps(unfair))
+    with pytest.raises(ConfigError, match="tunes 2 keys; every arm tunes one"):
+        Study.read(tiny)
+
+
+def test_held_out_rows_are_training_rows(tiny: Path) -> None:
+    study = Study.read(tiny)
+    federation = assemble(study.config(study.arms[0], 1)).federation
+    for before, after in zip(federation.clients, held_out(federation).clients, strict=True):
+        assert after.train.rows + after.test.rows == before.train.rows
+        rows = {tuple(r) for r in before.train.x.tolist()}
+        assert {tuple(r) for r in after.test.x.tolist()} <= rows
+
+
+def test_the_better_candidate_is_chosen_and_nothing_is_run_twice(tiny: Path, tmp_path: Path) -> None:
+    runner = Runner(Study.read(tiny), tmp_path / "out", 1)
+    assert [(a.name, n) for a, n in runner.left()] == [("fedavg", 4), ("alone", 2)]
+    runner.run()
+    assert runner.failed == {} and runner.left() == []
+    fedavg = runner.study.arms[0]
+    scores = [
+        json.loads(runner.tuned_file(runner.study.config(fedavg, 0, v)).read_text())["nll"] for v in fedavg.candidates
+    ]
+    assert scores[1] < scores[0] and runner.chosen(fedavg) == "sgd:0.3"
+    files = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    Runner(runner.study, tmp_path / "out", 1).run()
+    assert files == {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*") if p.is_file()}
+
+    frame = runner.results()
+    assert len(frame) == 4 and set(frame["seed"]) == {1, 2}
+    write(runner.study, frame, tmp_path / "results", "tiny")
+    assert {p.name for p in (tmp_path / "results").iterdir()} == {"tiny.csv", "tiny.md", "tiny.png"}
+    rows = table(runner.study, frame)
+    means = frame.groupby("arm")["personal/accuracy"].mean()
+    assert list(rows["arm"]) == list(means.sort_values(ascending=False, kind="stable").index)
+
+
+def test_an_interval_is_students() -> None:
+    mean, half = interval(pd.Series([1.0, 2.0, 3.0]))
+    assert mean == 2 and half == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_every_arm_of_every_file_builds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    study = Study.read(path, "smoke")
+    assert study.against in {a.name for a in study.arms}
+    counts = {len(a.candidates) for a in study.arms}
+    assert len(counts) == 1, "all arms tune equally many values"
+    for arm in study.arms:
+        for value in arm.candidates or (None,):
+            assembled = assemble(study.config(arm, 1, value))
+            budget = {k: assembled.config.method.get(k) for k in ("size",)}
+            assert budget == {"size": study.base["method"]["size"]}, arm.name
