@@ -9,7 +9,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 DEMO := digits digits_bayfl digits_fedavg digits_fedprox digits_alone
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint format clean
+.PHONY: help install demo test test-all test-flower lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: lint ## lint, types and all tests but the slow ones
 test-all: lint ## lint, types and all tests
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2
 
+test-flower: $(VENV)/installed-flower ## Flower in earnest: a simulation, a deployment on loopback, and its faults
+	PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest tests/flower
+
 lint: $(VENV)/installed-test ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -48,6 +51,10 @@ $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pyrofl needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --editable .
+	@touch $@
+
+$(VENV)/installed-flower: $(VENV)/installed-test
+	$(BIN)/python -m pip install --editable '.[flower,privacy]'
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed

@@ -9,8 +9,9 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pyro.nn import PyroModule
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 
 from . import config as conf
 from .bayesian import Bayesian, Prior
-from .config import Config, ConfigError, Evaluation, Table
+from .compression import Compression
+from .config import Config, ConfigError, Evaluation, Patience, Table
 from .data import Client, Data, Dataset, Federation
 from .datasets import DATASETS
 from .engines import choose
@@ -26,12 +28,16 @@ from .federation import federate
 from .gate import Outliers
 from .guides import GUIDES
 from .likelihoods import LIKELIHOODS
+from .messages import Messages
 from .methods import METHODS
 from .methods.fedavg import FedAvg
 from .priors import PRIORS
+from .privacy import Privacy
 from .program import Program
 from .random import fold, root
 from .run import Observer, Participation, Run
+from .schema import Schema
+from .secure import Secure
 from .server_rows import borrow
 from .store import RunDirectory, load_tree
 
@@ -47,36 +53,64 @@ class Assembled:
     federation: Federation
     method: FedAvg
     device: torch.device
+    messages: Messages
 
     def run(self, directory: RunDirectory | None = None, observer: Observer | None = None) -> Run:
         """The run, on a directory or in memory only."""
-        c = self.config
-        engine, why = choose(c.engine, self.method.program, self.device)
-        start = load_tree(_server_file(c.start), "cpu")[0] if c.start else None
-        run = Run(
-            self.method,
-            self.federation,
-            engine=engine,
-            rounds=c.rounds,
-            seed=c.seed,
-            cohort=Participation(**c.cohort),
-            evaluation=Evaluation(**c.evaluate),
-            outliers=Outliers(**c.outliers),
-            on_error=c.on_error,
-            directory=directory,
-            identity=c.identity(),
-            start=start,
-            device=self.device,
-            observer=observer,
-        )
-        run.observer.note(f"engine: {engine.name} ({why}); device: {self.device}")
+        if self.config.engine == "flower":
+            from .flower.local import local_run
+
+            run: Run = local_run(
+                self.method,
+                self.federation,
+                patience=flower(self.config),
+                **self.options(directory, observer),
+            )
+            why = "every message as between machines, in this process"
+        else:
+            engine, why = choose(self.config.engine, self.method.program, self.device)
+            run = Run(self.method, self.federation, engine=engine, **self.options(directory, observer))
+        run.observer.note(f"engine: {run.engine.name} ({why}); device: {self.device}")
         return run
 
+    def options(self, directory: RunDirectory | None, observer: Observer | None) -> dict[str, Any]:
+        """What the configuration says of a run beside its clients and their engine."""
+        c = self.config
+        return {
+            "rounds": c.rounds,
+            "seed": c.seed,
+            "cohort": Participation(**c.cohort),
+            "evaluation": Evaluation(**c.evaluate),
+            "outliers": Outliers(**c.outliers),
+            "on_error": c.on_error,
+            "directory": directory,
+            "identity": c.identity(),
+            "start": load_tree(_server_file(c.start), "cpu")[0] if c.start else None,
+            "device": self.device,
+            "observer": observer,
+            "messages": self.messages,
+        }
 
-def assemble(config: Config, *, data_root: Path | None = None, observer: Observer | None = None) -> Assembled:
-    """Build everything a configuration names; each table is checked as it is built."""
+    @property
+    def names(self) -> list[str]:
+        """The clients, in the order of their ids."""
+        return [c.name for c in self.federation.clients]
+
+
+def assemble(
+    config: Config,
+    *,
+    data_root: Path | None = None,
+    observer: Observer | None = None,
+    at: str | Literal["server"] | None = None,
+) -> Assembled:
+    """Build everything a configuration names; each table is checked as it is built.
+
+    `at` says where sites keep their rows: at a site, by its name, the data set holds that site's rows alone; at the
+    "server" none are loaded, and the configuration's `schema` stands for them.
+    """
     device = _device(config.device)
-    dataset, federation, data = _federation(config, data_root, observer or Observer())
+    dataset, federation, data = _loaded(config, data_root, observer or Observer(), at)
     federation = precise(federation, getattr(torch, config.precision))
     method_class = conf.resolve(config.method["name"], METHODS, "method")
     program, tables = _program(config, dataset, federation, method_class, device)
@@ -84,8 +118,11 @@ def assemble(config: Config, *, data_root: Path | None = None, observer: Observe
         "cohort": Participation,
         "evaluate": Evaluation,
         "outliers": Outliers,
+        "flower": Patience,
     }
     tables |= {k: _checked(cls, getattr(config, k), k) for k, cls in checked.items()}
+    if config.engine != "flower":
+        tables["flower"] = config.flower
     clients, cohort = len(federation), Participation(**tables["cohort"])
     given = {
         "program": program,
@@ -99,12 +136,39 @@ def assemble(config: Config, *, data_root: Path | None = None, observer: Observe
     method, method_table = conf.build(config.method, METHODS, where="method", given=given)
     values: dict[str, Any] = {**tables, "data": data, "method": method_table}
     full = replace(config, **values)
-    try:
-        choose(config.engine, program, device)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    _check_engine(config.engine, method, device)
     cohort.count(1 if method.pools else clients)
-    return Assembled(full, federation, method, device)
+    return Assembled(full, federation, method, device, _messages(config, method))
+
+
+def site_config(config: Config, data: str | Path) -> Config:
+    """The configuration with the data set read from a site's own file."""
+    return replace(config, data={**config.data, "path": str(data)})
+
+
+def _messages(config: Config, method: FedAvg) -> Messages:
+    """What happens to the method's messages, refused where it would not hold for this method."""
+    privacy: Privacy | None = None
+    secure: Secure | None = None
+    server = method.init(fold(root(config.seed), "init")) if config.privacy or config.secure else {}
+    try:
+        if config.privacy:
+            privacy = Privacy(**conf.arguments(Privacy, config.privacy, where="privacy"))
+            privacy.spent(1)
+            privacy.check(method, method.down(server, 0))
+        if config.secure:
+            if config.compression != "none":
+                raise ConfigError('secure sums whole numbers of its own: use compression = "none"')
+            secure = Secure(**conf.arguments(Secure, config.secure, where="secure"))
+            secure.check(method, server)
+    except (ValueError, ModuleNotFoundError) as error:
+        raise ConfigError(str(error)) from None
+    return Messages(method, Compression(method.program, config.compression), privacy, secure)
+
+
+def flower(config: Config) -> Patience:
+    """Clients as Flower nodes that get and send messages, in this process; needs the extra `flower`."""
+    return Patience(**config.flower)
 
 
 def reopen(
@@ -145,6 +209,22 @@ def _checked(target: Callable[..., Any], table: Table, where: str) -> Table:
     return {k: v for k, v in conf.defaults(target, keywords, {}).items() if v is not None}
 
 
+def _check_engine(name: str, method: FedAvg, device: torch.device) -> None:
+    if name == "flower":
+        if find_spec("flwr") is None:
+            raise ConfigError("engine = 'flower' needs Flower: pip install 'pyrofl[flower]'")
+        if method.pools:
+            raise ConfigError(
+                f"{type(method).__name__} trains on all rows in one place, which clients that keep theirs cannot give "
+                "it: use engine = 'sequential'"
+            )
+        return
+    try:
+        choose(name, method.program, device)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -154,7 +234,26 @@ def _device(name: str) -> torch.device:
         raise ConfigError(f'device = "{name}": {str(error).splitlines()[0]}') from None
 
 
-def _federation(config: Config, data_root: Path | None, observer: Observer) -> tuple[Dataset, Federation, Table]:
+def _loaded(
+    config: Config, data_root: Path | None, observer: Observer, at: str | None
+) -> tuple[Dataset, Federation, Table]:
+    if not config.schema:
+        if at is not None:
+            raise ConfigError("schema is missing: sites that keep their rows agree on sites, shape and likelihood")
+        return _federation(config, data_root, observer)
+    try:
+        schema = Schema(**conf.arguments(Schema, config.schema, where="schema"))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if at == "server":
+        return schema.empty(), schema.federation(), config.data
+    place = schema.whole if at is None else functools.partial(schema.at, site=at)
+    return _federation(config, data_root, observer, place)
+
+
+def _federation(
+    config: Config, data_root: Path | None, observer: Observer, place: Callable[[Dataset], Dataset] | None = None
+) -> tuple[Dataset, Federation, Table]:
     stream = fold(root(config.seed), "data")
     given = {"dataset": None, "key": stream}
     table, own = dict(config.data), [n for n in inspect.signature(federate).parameters if n not in given]
@@ -162,7 +261,7 @@ def _federation(config: Config, data_root: Path | None, observer: Observer) -> t
     load, rest, defaults = _loader(table, "data", own, data_root, observer)
     split = conf.arguments(federate, rest, where="data", given=given)
     with _as_config_error("data"):
-        dataset = load()
+        dataset = load() if place is None else place(load())
         federation = federate(**{**split, "dataset": dataset})
     full = {**defaults, **conf.defaults(federate, split, given)}
     if elsewhere is not None:

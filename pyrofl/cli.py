@@ -1,4 +1,4 @@
-"""The command line: pyrofl run | resume | evaluate | compare | report | partition | shrink | list."""
+"""The command line: pyrofl run | resume | evaluate | compare | report | partition | check-site | shrink | list."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from rich.syntax import Syntax
 from rich.table import Table as RichTable
 
 from . import __version__
-from .assembly import Assembled, assemble, reopen
+from .assembly import Assembled, assemble, flower, reopen
 from .catalogue import GIVEN, describe, first_line, markdown
+from .check_site import rehearse
+from .check_site import say as say_site
 from .compare import compare as compare_runs
 from .config import ConfigError, load, signature
 from .console import Reporter, partition_table
@@ -86,7 +88,7 @@ def run(
 def resume(
     directory: Annotated[Path, typer.Argument(help="a run directory")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="only rounds, engine, device, evaluate, on_error")
+        list[str] | None, typer.Argument(help="only rounds, engine, device, evaluate, flower, on_error")
     ] = None,
     data_root: DataRoot = None,
 ) -> None:
@@ -209,6 +211,17 @@ def report(
     console.print(f"wrote {write_report(runs, out)}", soft_wrap=True)
 
 
+@app.command("check-site")
+def check_site(
+    data: Annotated[Path, typer.Argument(help="the site's own file or folder")],
+    config: Annotated[Path, typer.Option(help="the federation's TOML configuration, with a schema")],
+    site: Annotated[str, typer.Option(help="the site's name in the schema")],
+    overrides: Overrides = None,
+) -> None:
+    """Before joining: check the data against the federation's schema and show what would leave the site."""
+    say_site(rehearse(load(config, overrides or []), data, site), console)
+
+
 app.command()(shrink)
 
 _REGISTRIES: dict[str, Mapping[str, Any]] = {
@@ -219,14 +232,14 @@ _REGISTRIES: dict[str, Mapping[str, Any]] = {
     "datasets": DATASETS,
     "partitions": PARTITIONS,
     "optimizers": OPTIMIZERS,
-    "engines": {"auto": choose, "sequential": Sequential, "vectorised": Vectorised},
+    "engines": {"auto": choose, "sequential": Sequential, "vectorised": Vectorised, "flower": flower},
 }
 _GIVEN = {  # arguments that a run fills in: no keys of a configuration
     "methods": GIVEN,
     "guides": ("model", "init_loc_fn", "create_plates"),
     "datasets": ("root", "progress"),
     "partitions": ("y", "clients", "rng", "site"),
-    "engines": ("name", "program", "device", "chunk", "ragged"),
+    "engines": ("name", "program", "device", "chunk", "ragged", "config"),
 }
 
 

@@ -64,10 +64,33 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Patience:
+    """How long the server waits, in seconds.
+
+    `timeout`: for the replies of a round or of an evaluation; then it goes on with those that came. `wait`: before the
+    first round, for `sites` sites (0: for all). A round with fewer than `least` replies changes nothing.
+    """
+
+    timeout: float = 600.0
+    wait: float = 600.0
+    sites: int = 0
+    least: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "wait"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"flower.{name} must be positive seconds, got {getattr(self, name)}")
+        if self.sites < 0:
+            raise ValueError(f"flower.sites must be a number of sites to wait for, or 0 for all, got {self.sites}")
+        if self.least < 1:
+            raise ValueError(f"flower.least must be at least 1 reply, got {self.least}")
+
+
+@dataclass(frozen=True)
 class Config:
     """One run. Tables hold component arguments; see the module's text."""
 
-    RESUMABLE: ClassVar[tuple[str, ...]] = ("rounds", "engine", "device", "evaluate", "on_error")
+    RESUMABLE: ClassVar[tuple[str, ...]] = ("rounds", "engine", "device", "evaluate", "flower", "on_error")
 
     data: Table
     model: Table
@@ -79,6 +102,11 @@ class Config:
     cohort: Table = field(default_factory=dict)
     evaluate: Table = field(default_factory=dict)
     outliers: Table = field(default_factory=dict)
+    flower: Table = field(default_factory=dict)
+    schema: Table = field(default_factory=dict)
+    privacy: Table = field(default_factory=dict)
+    secure: Table = field(default_factory=dict)
+    compression: Literal["none", "float16", "int8"] = "none"
     seed: int = 0
     rounds: int = 10
     engine: str = "auto"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,23 +29,37 @@ class Contract:
         """Why `tree` is refused, naming the tensor, or None if it may pass. Never raises."""
         if not isinstance(tree, dict):
             return f"the reply is a {type(tree).__name__}, not named tensors"
-        if missing := sorted(map(str, self.like.keys() - tree.keys())):
-            return f"tensor {missing[0]!r} is missing" + _more(missing)
-        if extra := sorted(map(str, tree.keys() - self.like.keys())):
-            return f"tensor {extra[0]!r} is not expected" + _more(extra)
-        for name, (shape, dtype) in self.like.items():
+        if reason := self.reason_of_names(tree):
+            return reason
+        for name in self.like:
             v = tree[name]
             if not isinstance(v, Tensor):
                 return f"{name!r} is a {type(v).__name__}, not a tensor"
-            if v.shape != shape:
-                return f"tensor {name!r} has shape {tuple(v.shape)}, expected {tuple(shape)}"
-            if v.dtype != dtype:
-                return f"tensor {name!r} has dtype {v.dtype}, expected {dtype}"
+            if reason := self.reason_of_kind(name, tuple(v.shape), v.dtype):
+                return reason
             if not all_finite(v):
                 kind = "NaN" if bool(torch.isnan(v).any()) else "an infinite value"
                 return f"tensor {name!r} holds {kind}"
             if name in self.positive and not bool((v > 0).all()):
                 return f"tensor {name!r} must be positive, its smallest value is {v.min().item():g}"
+        return None
+
+    def reason_of_names(self, names: Iterable[Any]) -> str | None:
+        """Why these names are refused, or None."""
+        names = set(names)
+        if missing := sorted(map(str, self.like.keys() - names)):
+            return f"tensor {missing[0]!r} is missing" + _more(missing)
+        if extra := sorted(map(str, names - self.like.keys())):
+            return f"tensor {extra[0]!r} is not expected" + _more(extra)
+        return None
+
+    def reason_of_kind(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
+        """Why a tensor of this shape and dtype is refused under this name, or None."""
+        expected_shape, expected_dtype = self.like[name]
+        if shape != tuple(expected_shape):
+            return f"tensor {name!r} has shape {shape}, expected {tuple(expected_shape)}"
+        if dtype != expected_dtype:
+            return f"tensor {name!r} has dtype {dtype}, expected {expected_dtype}"
         return None
 
 

@@ -418,6 +418,10 @@ class Program:
         to_scale = transform_to(self.guide.scale_constraint)
         return {s: (theta[self.loc_name(s)], to_scale(theta[self.scale_name(s)])) for s in self.sites}
 
+    def deviation(self, theta: Tree, site: str) -> Tensor:
+        """The scale of one site of a mean-field guide, in unconstrained space."""
+        return transform_to(self.guide.scale_constraint)(theta[self.scale_name(site)])
+
     def guide_of(self, q: Posterior) -> Tree:
         """The guide's parameters of a posterior: the inverse of `posterior`."""
         self._need_mean_field("guide_of")

@@ -16,6 +16,7 @@ from .data import Data, Federation
 from .engines import Engine, Failure, Job, Vectorised
 from .federation import holdings
 from .gate import Contract, Outliers
+from .messages import Messages
 from .method import Cohort, Reply
 from .methods.fedavg import FedAvg
 from .metrics import Bins
@@ -27,6 +28,7 @@ from .tree import Tree, all_finite, nbytes, part, stack, without
 if TYPE_CHECKING:
     from xarray import DataTree
 
+RECEIPT = "site/receipt"  # in place of an own state that lies at its client's site: the key that made it
 _AT_ONCE = 64  # clients whose personal models are asked for together
 
 
@@ -126,6 +128,7 @@ class Run:
         start: Tree | None = None,
         device: torch.device | str = "cpu",
         observer: Observer | None = None,
+        messages: Messages | None = None,
     ):
         self.method, self.federation, self.engine, self.rounds, self.seed = (
             method,
@@ -138,6 +141,7 @@ class Run:
         self.outliers, self.on_error = outliers or Outliers(), on_error
         self.directory, self.identity, self.device = directory, identity, torch.device(device)
         self.observer = observer or Observer()
+        self.messages = messages or Messages.plain(method)
         self.key = root(seed).to(self.device)
         self.names = [c.name for c in federation.clients]
         self.train = [self.to_device(c.train) for c in federation.clients]
@@ -180,14 +184,14 @@ class Run:
         return self.round >= self.rounds
 
     def to_device(self, data: Data) -> Data:
-        """Rows on the run's device; a client without rows keeps one row of padding, so that every hook has a shape."""
-        if len(data.x) == 0:
-            data = Data(data.x.new_zeros(1, *data.x.shape[1:]), data.y.new_zeros(1), data.n)
-        return Data(*(v.to(self.device) for v in data))
+        """Rows on the run's device, as every hook is given them."""
+        return held(data, self.device)
 
     def own(self, client: int, down: Tree) -> Tree:
         """A client's own state, its first one if it has not taken part yet."""
         kept = self.states.get(client)
+        if kept is not None and kept.keys() == {RECEIPT}:
+            raise ConfigError("this run's clients keep their states at their sites: go on with engine = 'flower'")
         return self.method.join(down) if kept is None else kept
 
     def client_name(self, client: int) -> str:
@@ -211,6 +215,8 @@ class Run:
             self.states.put(i, reply.own, now.number)
         self.server, self.round = server, now.number
         now.report = {name: float(v) for name, v in part(server, "report").items()}
+        if self.messages.privacy is not None:
+            now.report["epsilon"] = self.messages.privacy.spent(now.number)
         if now.number % self.evaluation.every == 0 or self.done:
             self._evaluate(now)
         now.seconds = time.perf_counter() - began
@@ -221,20 +227,24 @@ class Run:
     def _jobs(self, now: Round, key: Tensor) -> list[Job]:
         jobs = []
         for i in self.cohort.draw(len(self.train), fold(key, "cohort")):
-            if self.train[i].rows == 0:
-                now.left_out[self.client_name(i)] = "it has no training rows"
+            if absent := self._absent(i):
+                now.left_out[self.client_name(i)] = absent
                 continue
             down = self.method.down(self.server, i)
             jobs.append(Job(i, down, self.own(i, down), self.train[i], fold(key, "client", i)))
         now.bytes_down = sum(nbytes(j.down) for j in jobs)
         return jobs
 
+    def _absent(self, client: int) -> str | None:
+        """Why a client of the cohort gets no work, or None."""
+        return "it has no training rows" if self.train[client].rows == 0 else None
+
     def _local(self, now: Round, jobs: list[Job]) -> dict[int, Reply]:
         """The replies that may be used, by ascending id."""
         began, replies = time.perf_counter(), {}
         contracts = {j.client: j.down for j in jobs}
         self.observer.progress("training", 0, len(jobs))
-        for done, (i, reply) in enumerate(self.engine.map(self.method.local, jobs), 1):
+        for done, (i, reply) in enumerate(self.engine.map(self.messages.local, jobs), 1):
             self.observer.progress("training", done, len(jobs))
             name = self.client_name(i)
             if isinstance(reply, Failure):
@@ -244,7 +254,7 @@ class Run:
             if reason:
                 self._left_out(now, name, reason)
             else:
-                now.bytes_up += nbytes(reply.up)
+                now.bytes_up += nbytes(self.messages.wire(contracts[i]))
                 replies[i] = reply
         now.local_seconds = time.perf_counter() - began
         for i, reason in self.outliers.find({i: r.up for i, r in replies.items()}).items():
@@ -308,7 +318,7 @@ class Run:
 
     def _personal_job(self, i: int) -> Job:
         down = self.method.down(self.server, i)
-        return Job(i, down, self.own(i, down), self.train[i], fold(self.key, "personal", self.round, i))
+        return Job(i, down, self.own(i, down), self.train[i], personal_key(self.key, self.round, i))
 
     @property
     def together(self) -> bool:
@@ -323,7 +333,7 @@ class Run:
         out: dict[str, dict[str, evaluate.Arrays]] = {"personal": {}, "global": {}}
         common = self.method.common(self.server)
         tests = [self.to_device(c.test) for c in self.federation.clients]
-        key = fold(self.key, "evaluate", self.round)
+        key = evaluation_key(self.key, self.round)
 
         def on(theta: Tree, data: Data, *path: int | str) -> evaluate.Arrays:
             return evaluate.predict(self.method, theta, data, fold(key, *path), draws=draws, together=self.together)
@@ -392,6 +402,23 @@ def rows_of(now: Round) -> Iterator[Row]:
     for name, total in (("bytes_down", now.bytes_down), ("bytes_up", now.bytes_up)):
         yield Row(now.number, "(server)", "run", name, float(total))
     yield Row(now.number, "(server)", "run", "left_out", float(len(now.left_out)))
+
+
+def held(data: Data, device: torch.device | str = "cpu") -> Data:
+    """A client's rows on a device; one without rows keeps one row of padding, so that every hook has a shape."""
+    if len(data.x) == 0:
+        data = Data(data.x.new_zeros(1, *data.x.shape[1:]), data.y.new_zeros(1), data.n)
+    return Data(*(v.to(device) for v in data))
+
+
+def personal_key(root: Tensor, round: int, client: int) -> Tensor:
+    """The key with which a client makes what it predicts with after a round."""
+    return fold(root, "personal", round, client)
+
+
+def evaluation_key(root: Tensor, round: int) -> Tensor:
+    """The key of a round's posterior draws; each model and client folds its own from it."""
+    return fold(root, "evaluate", round)
 
 
 def _own_reason(own: Tree) -> str | None:

@@ -84,9 +84,16 @@ def evaluated(run: Run) -> Evaluated:
     if run.done:
         tables = {m: evaluate.reliability(kind, clients, e.bins) for m, clients in drawn.items()}
         out.bins = {m: t for m, t in tables.items() if t is not None}
-    common = method.common(run.server)
-    if common is not None and run.federation.common is not None:
-        data = run.to_device(run.federation.common)
-        arrays = evaluate.predict(method, common, data, fold(run.key, "common", run.round), draws=draws)
-        out.scores["global"][evaluate.COMMON] = evaluate.score(kind, {evaluate.COMMON: arrays})[evaluate.COMMON]
+    score_common(run, out.scores, draws)
     return out
+
+
+def score_common(run: Run, scores: Scores, draws: int) -> None:
+    """Add the score of the server's own model on test rows that all clients share, where there are both."""
+    common = run.method.common(run.server)
+    if common is None or run.federation.common is None:
+        return
+    data = run.to_device(run.federation.common)
+    arrays = evaluate.predict(run.method, common, data, fold(run.key, "common", run.round), draws=draws)
+    found = evaluate.score(run.method.program.kind, {evaluate.COMMON: arrays})
+    scores.setdefault("global", {})[evaluate.COMMON] = found[evaluate.COMMON]

@@ -137,7 +137,7 @@ def test_more_rounds_are_the_total_and_are_remembered(pyrofl: Call, monkeypatch:
 def test_resume_changes_only_what_may_change(pyrofl: Call) -> None:
     pyrofl("run", "a.toml", "rounds=1", "--out", "b")
     message = failed(pyrofl("resume", "b", "seed=4"))
-    assert "seed=4: only rounds, engine, device, evaluate, on_error can change on resuming" in message
+    assert "seed=4: only rounds, engine, device, evaluate, flower, on_error can change on resuming" in message
     message = failed(pyrofl("resume", "nowhere"))
     assert "nowhere holds no run (no config.toml); start one with `pyrofl run FILE --out nowhere`" in message
     config = Path("b/config.toml")

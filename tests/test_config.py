@@ -312,8 +312,13 @@ def test_only_what_may_change_on_resuming_leaves_the_identity_alone() -> None:
         "engine": "vectorised",
         "device": "cpu",
         "evaluate": {"every": 1},
+        "flower": {"timeout": 5.0},
         "on_error": "stop",
         "seed": 2,
+        "schema": {"shape": [3]},
+        "privacy": {"clip": 1.0},
+        "secure": {"bits": 30},
+        "compression": "int8",
         "precision": "float64",
         "start": "runs/other",
         "data": {"name": "synthetic"},
@@ -330,7 +335,7 @@ def test_only_what_may_change_on_resuming_leaves_the_identity_alone() -> None:
     for name, value in changes.items():
         same = dataclasses.replace(base, **{name: value}).identity() == base.identity()
         assert same == (name in Config.RESUMABLE), name
-    assert set(Config.RESUMABLE) == {"rounds", "engine", "device", "evaluate", "on_error"}
+    assert set(Config.RESUMABLE) == {"rounds", "engine", "device", "evaluate", "flower", "on_error"}
 
 
 def test_optimizers_are_text() -> None:

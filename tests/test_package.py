@@ -67,8 +67,14 @@ def test_the_library_never_imports_models_or_experiments() -> None:
 
 def test_heavy_imports_stay_where_they_belong() -> None:
     assert {f for f in importers("matplotlib") if not f.startswith("plots/")} <= {"empirical_bayes/figures.py"}
-    assert importers("flwr", "ray") <= {"engines/flower.py"}
+    assert {f for f in importers("flwr", "ray") if not f.startswith("flower/")} == set()
     assert importers("arviz", "arviz_base", "arviz_stats", "arviz_plots") <= {"arviz/adapter.py"}
+
+
+def test_flower_is_used_through_its_public_modules_alone() -> None:
+    public = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
+    used = {name for f in FILES for name in imported(f) if name.split(".")[0] == "flwr"}
+    assert used and all(name.startswith(public) for name in used)
 
 
 def test_the_library_prints_only_through_its_consoles() -> None:
@@ -125,10 +131,15 @@ LAYERS = (
         "server_rows",
         "federation",
         "datasets",
+        "schema",
+        "compression",
+        "privacy",
+        "secure",
+        "messages",
     },
     {"posteriors", "evaluate", "shared_rows", "scoring", "run", "arviz"},
     {"diagnostics"},
-    {"assembly", "catalogue", "console", "plots", "compare", "diagnose"},
+    {"assembly", "catalogue", "console", "plots", "compare", "diagnose", "flower", "check_site"},
     {"report"},
 )
 OUTER = {"command", "figures"}  # of `empirical_bayes`: what people see; its estimators are called by methods

@@ -47,15 +47,15 @@ def heart(
     Swiss rows): such rows are kept as they are, dropped, or the column is left out (12 features). Features
     are in the files' units: standardise them.
 
-    The files are looked for in `path`, else in ROOT/heart, ROOT/heart_disease and ROOT/sites/heart_disease.
+    The files are looked for in `path`, else in ROOT/heart, ROOT/heart_disease and ROOT/sites/heart_disease. Where
+    `path` is one of the four files, the rows are that hospital's alone.
 
     Reference: Detrano et al., 1989; features as in du Terrail et al., 2022 (FLamby).
     """
     choose(cholesterol, ("keep", "drop_rows", "drop_column"), "cholesterol")
-    folder = _folder(path, root)
     tables, notes = [], []
-    for k, name in enumerate(HOSPITALS):
-        table = _read(folder / f"processed.{name}.data")
+    for k, (name, file) in _files(path, root).items():
+        table = _read(file)
         whole = table.dropna()
         unmeasured = int((whole["chol"] == 0).sum())
         notes.append(f"heart, {name}: {len(whole)} rows, {len(table) - len(whole)} with missing values dropped")
@@ -81,6 +81,18 @@ def heart(
         HOSPITALS,
         notes=tuple(notes),
     )
+
+
+def _files(path: str | Path | None, root: str | Path | None) -> dict[int, tuple[str, Path]]:
+    """Hospital's number -> its name and file."""
+    every = {k: (name, f"processed.{name}.data") for k, name in enumerate(HOSPITALS)}
+    if path is not None and (one := Path(path).expanduser()).is_file():
+        found = {k: (name, one) for k, (name, file) in every.items() if file == one.name}
+        if not found:
+            raise ValueError(f"{one} is none of {', '.join(file for _, file in every.values())}: keep the file's name")
+        return found
+    folder = _folder(path, root)
+    return {k: (name, folder / file) for k, (name, file) in every.items()}
 
 
 def _folder(path: str | Path | None, root: str | Path | None) -> Path:

@@ -11,7 +11,7 @@ from .base import Engine
 from .sequential import Sequential
 from .vectorised import Vectorised
 
-ENGINES = ("auto", "sequential", "vectorised")
+ENGINES = ("auto", "sequential", "vectorised", "flower")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _SMALL = 200_000  # weights: above this a client's own matrix products fill two cores
 
@@ -22,6 +22,8 @@ def choose(name: str, program: Program, device: torch.device) -> tuple[Engine, s
         return Sequential(), "as configured"
     if name == "vectorised":
         return Vectorised(), "as configured"
+    if name == "flower":
+        raise ValueError("engine 'flower' is more than an engine: assemble(config).run(...) makes its run")
     if name != "auto":
         raise ValueError(f"unknown engine {name!r}{nearest(name, ENGINES)}")
     if device.type != "cpu":

@@ -1,0 +1,51 @@
+"""What a client's reply goes through on its way to the server: protection, then compression or masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .compression import Compression
+from .data import Data
+from .method import Reply
+from .methods.fedavg import FedAvg
+from .privacy import Privacy, keyed_noise
+from .secure import Secure
+from .tree import Tree
+
+
+@dataclass(frozen=True)
+class Messages:
+    """A method's messages. `local` is the method's own, followed by all that happens on the way to the server."""
+
+    method: FedAvg
+    compression: Compression
+    privacy: Privacy | None = None
+    secure: Secure | None = None
+
+    @classmethod
+    def plain(cls, method: FedAvg) -> Messages:
+        return cls(method, Compression(method.program))
+
+    def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
+        """The client's reply as it reaches the server; for engines that hold the clients in their own process."""
+        reply = self.method.local(down, own, data, key)
+        if self.privacy is not None:
+            reply = self.privacy.reply(reply, down, keyed_noise(reply.up, key))
+        if self.secure is not None:  # the masks cancel in the sum: what stays is the rounding
+            return reply._replace(up=self.secure.rounded(reply.up, down))
+        if self.compression.kind == "none":
+            return reply
+        return reply._replace(up=self.decode(self.encode(reply.up, down, key), down))
+
+    def encode(self, up: Tree, down: Tree, key: Tensor) -> Tree:
+        return self.compression.encode(up, down, key)
+
+    def decode(self, sent: Tree, down: Tree) -> Tree:
+        return self.compression.decode(sent, down, self.method.message(down))
+
+    def wire(self, down: Tree) -> Tree:
+        """Names, shapes and dtypes of what travels in answer to `down`."""
+        message = self.method.message(down)
+        return self.compression.wire(message) if self.secure is None else self.secure.wire(message)

@@ -1,0 +1,81 @@
+"""What the sites of a federation agree on before any of them shows a row: names, shapes and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .data import Client, Data, Dataset, Federation
+
+KINDS = ("categorical", "bernoulli", "gaussian", "poisson")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The table `schema` of a configuration: the sites in the order of their ids, and the shape of a row."""
+
+    sites: tuple[str, ...]
+    shape: tuple[int, ...]
+    likelihood: str
+    classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.sites or len(set(self.sites)) < len(self.sites):
+            raise ValueError(f"schema.sites must name each site once, got {list(self.sites)}")
+        if self.likelihood not in KINDS:
+            raise ValueError(f"schema.likelihood must be one of {', '.join(KINDS)}, got {self.likelihood!r}")
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Schema:
+        return cls(dataset.sites, tuple(dataset.x.shape[1:]), dataset.likelihood, dataset.classes)
+
+    def table(self) -> dict[str, Any]:
+        """As it is written in a configuration."""
+        return {
+            "sites": list(self.sites),
+            "shape": list(self.shape),
+            "likelihood": self.likelihood,
+            "classes": list(self.classes),
+        }
+
+    def reason(self, dataset: Dataset) -> str | None:
+        """Why rows of this data set do not fit, or None."""
+        mine: Mapping[str, Any] = Schema.of(dataset).table()
+        for key, expected in self.table().items():
+            if key != "sites" and mine[key] != expected:
+                return f"{key} is {mine[key]} here and {expected} in the federation's schema"
+        return None
+
+    def at(self, dataset: Dataset, site: str) -> Dataset:
+        """One site's rows as the federation numbers its sites."""
+        if site not in self.sites:
+            raise ValueError(f"site {site!r} is none of the federation's: {', '.join(self.sites)}")
+        if reason := self.reason(dataset):
+            raise ValueError(f"the data of site {site} do not fit: {reason}")
+        number = torch.full((len(dataset.y),), self.sites.index(site))
+        return replace(dataset, site=number, sites=self.sites)
+
+    def whole(self, dataset: Dataset) -> Dataset:
+        """The rows of all sites together, as where a federation is rehearsed in one place."""
+        if reason := self.reason(dataset):
+            raise ValueError(f"the data do not fit: {reason}")
+        if dataset.sites != self.sites:
+            raise ValueError(f"the data are of {', '.join(dataset.sites)}, the schema's of {', '.join(self.sites)}")
+        return dataset
+
+    def empty(self) -> Dataset:
+        """Two rows of zeros, so that a model can be traced where no site's rows are."""
+        real = self.likelihood in ("gaussian", "poisson")
+        y = torch.zeros(2, dtype=torch.float32 if real else torch.int64)
+        return Dataset(torch.zeros(2, *self.shape), y, self.likelihood, self.classes, sites=self.sites)
+
+    def federation(self) -> Federation:
+        """The federation as the server sees it: sites without rows."""
+        none = self.empty()
+        y = none.y.float() if self.likelihood == "bernoulli" else none.y
+        blank = Data(none.x[:0], y[:0], torch.tensor(0))
+        clients = tuple(Client(name, blank, blank) for name in self.sites)
+        return Federation(clients, self.likelihood, self.classes)
