@@ -83,11 +83,12 @@ class FastPath:
         """(mean of -log-likelihood over the rows that count, KL), in nats."""
         phi = prior or {}
         if self.mean_field:
-            loc, rho = blocks(theta, self.loc_names, self.scale_names)  # (D,)
+            (both,) = blocks(theta, (*self.loc_names, *self.scale_names))  # (2 D,)
+            loc, rho = both.chunk(2)
             noise = standard_noise(key, loc)
             if self.gaussian is not None and self.closed:
                 m, s = self._override(phi) if phi else self.gaussian
-                w, kl = draw_and_kl(loc, rho, noise, m, s)
+                w, kl = draw_and_kl(both, noise, m, s)
             else:
                 scale = positive_scale(rho)
                 w = loc + scale * noise
@@ -100,21 +101,22 @@ class FastPath:
 
     def fits(self, ravel: Ravel) -> bool:
         """Whether vectors laid out by `ravel` hold all locations, then all scales, so that both are slices."""
-        return ravel.cut(torch.empty(sum(ravel.sizes), device="meta"), self.loc_names, self.scale_names) is not None
+        return ravel.cut(torch.empty(sum(ravel.sizes), device="meta"), (*self.loc_names, *self.scale_names)) is not None
 
     def together(
         self, ravel: Ravel, flat: Tensor, held: Tree, batch: Batch, keys: Tensor, noise: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """`elbo` of C clients stacked: flat (C, P), noise (C, D) -> two (C,). Only the network runs under `vmap`."""
-        cut = ravel.cut(flat, self.loc_names, self.scale_names)
+        cut = ravel.cut(flat, (*self.loc_names, *self.scale_names))
         assert cut is not None, "call `fits` first"
-        loc, *rest = cut
+        (both,) = cut
         if noise is None:
-            w, kl = loc, vmap(lambda v: self._kl(v, None, v, {}))(loc)
+            w, kl = both, vmap(lambda v: self._kl(v, None, v, {}))(both)
         elif self.gaussian is not None and self.closed:
-            w, kl = draw_and_kl(loc, rest[0], noise, *self.gaussian)
+            w, kl = draw_and_kl(both, noise, *self.gaussian)
         else:
-            scale = positive_scale(rest[0])
+            loc, rho = both.chunk(2, -1)
+            scale = positive_scale(rho)
             w = torch.addcmul(loc, scale, noise)
             kl = vmap(lambda a, b, c: self._kl(a, b, c, {}))(loc, scale, w)
         names = (*self.fixed, *self.noise_parameters)

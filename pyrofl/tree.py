@@ -157,7 +157,9 @@ class Ravel:
         if key not in self._cuts:
             self._cuts[key] = self._places(key)
         places = self._cuts[key]
-        return None if places is None else list(torch.split(vector, places, -1)[1:-1])
+        if places is None or places == [0, sum(self.sizes), 0]:
+            return None if places is None else [vector]
+        return list(torch.split(vector, places, -1)[1:-1])
 
     def _places(self, groups: tuple[tuple[str, ...], ...]) -> list[int] | None:
         """Sizes of what comes before the groups, of each group, and of what comes after."""
