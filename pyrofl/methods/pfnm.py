@@ -49,6 +49,7 @@ class PFNM(FedAvg):
     finetune: bool = field(default=False, init=False, repr=False)
 
     travels: ClassVar[str] = "the client's network goes up, the matched one comes down"
+    stays: ClassVar[str] = "the client's network, from which it goes on"
     guides: ClassVar[tuple[str, ...]] = ("delta",)
     guides_because: ClassVar[str] = "matches points"
 
