@@ -46,7 +46,7 @@ class FedBE(FedAvg):
     travels: ClassVar[str] = "the model, down and up; the server needs unlabelled rows"
     stays: ClassVar[str] = "nothing"
     guides: ClassVar[tuple[str, ...]] = ("delta",)
-    guides_because: ClassVar[str] = "draws models around the clients'"
+    guides_because: ClassVar[str] = "draws models around the clients' (with posteriors: bayfl with distillation)"
 
     def __post_init__(self) -> None:
         super().__post_init__()

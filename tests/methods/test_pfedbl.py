@@ -74,6 +74,9 @@ def test_the_server_pools_all_of_it_as_bayfl_does() -> None:
 
 
 def test_a_last_layer_without_posterior_is_refused() -> None:
-    for program in (build.program(guide="delta"), build.program(points=("norm", "head"))):
-        with pytest.raises(ValueError, match=r"use guide = 'normal', and a network with a \.head"):
-            PFedBL(program)
+    for options, message in (
+        ({"guide": "delta"}, "use guide = 'normal'"),
+        ({"points": ("norm", "head")}, r"with a \.head"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PFedBL(build.program(**options))

@@ -16,6 +16,7 @@ from torch.func import vmap
 from pyrofl.data import Data
 from pyrofl.engines import Sequential, Vectorised
 from pyrofl.meanfield import Posterior, moments, natural
+from pyrofl.messages import Messages
 from pyrofl.methods import PVI, BayFL
 from pyrofl.optim import SGD, Adam
 from pyrofl.random import root
@@ -75,7 +76,7 @@ def test_stochastic_gradients_find_the_exact_posterior() -> None:
     method = PVI(conjugate.program(particles=4), Adam(0.05), epochs=30, size=5, damping=1.0, clients=2)
     run = Run(method, federation, engine=Sequential(), rounds=2, seed=1)
     list(run)
-    run.method, run.rounds = replace(method, optimizer=SGD(0.05), epochs=40), 4
+    run.messages, run.rounds = Messages.plain(replace(method, optimizer=SGD(0.05), epochs=40)), 4
     list(run)
     mean, sd = conjugate.posterior(federation.clients)
     loc, scale = q_of(run)
@@ -168,7 +169,14 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], message: str)
         PVI(build.program(), **arguments)
 
 
-@pytest.mark.parametrize("network", [{"guide": "delta"}, {"prior": "laplace"}], ids=str)
-def test_only_normals_have_factors(network: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="use guide = 'normal' and prior = 'gaussian'"):
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ({"guide": "delta"}, "use guide = 'normal'"),
+        ({"prior": "laplace"}, "use guide = 'normal' and prior = 'gaussian'"),
+    ],
+    ids=str,
+)
+def test_only_normals_have_factors(network: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         PVI(build.program(**network))
