@@ -55,8 +55,11 @@ class Assembled:
     device: torch.device
     messages: Messages
 
-    def run(self, directory: RunDirectory | None = None, observer: Observer | None = None) -> Run:
-        """The run, on a directory or in memory only."""
+    def run(
+        self, directory: RunDirectory | None = None, observer: Observer | None = None, *, read_only: bool = False
+    ) -> Run:
+        """The run, on a directory or in memory only; `read_only` changes nothing in the directory."""
+        options = {**self.options(directory, observer), "read_only": read_only}
         if self.config.engine == "flower":
             from .flower.local import local_run
 
@@ -64,12 +67,12 @@ class Assembled:
                 self.method,
                 self.federation,
                 patience=flower(self.config),
-                **self.options(directory, observer),
+                **options,
             )
             why = "every message as between machines, in this process"
         else:
             engine, why = choose(self.config.engine, self.method.program, self.device)
-            run = Run(self.method, self.federation, engine=engine, **self.options(directory, observer))
+            run = Run(self.method, self.federation, engine=engine, **options)
         run.observer.note(f"engine: {run.engine.name} ({why}); device: {self.device}")
         return run
 

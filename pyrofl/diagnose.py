@@ -32,26 +32,27 @@ def diagnose(
 ) -> None:
     """Write RUN/draws.nc (training rows) and RUN/draws-test.nc (held-out rows); print a line a client."""
     where = RunDirectory(directory)
-    run = reopen(where, data_root=data_root, observer=Reporter(console)).run(where)
+    run = reopen(where, data_root=data_root, observer=Reporter(console)).run(where, read_only=True)
+    committed = where.committed()[1]
     made = run.to_arviz(model=model, draws=draws)
     console.print(f"wrote {arviz.save(made, directory / TRAIN)}: {draws} draws, training rows")
     if any(c.test.rows for c in run.federation.clients):
         held = run.to_arviz(model=model, draws=draws, split="test")
         console.print(f"wrote {arviz.save(held, directory / TEST)}: {draws} draws, held-out rows")
-    frame = diagnostics.table(made, losses=losses(where.metrics), prior=prior_moments(run))
+    frame = diagnostics.table(made, losses=losses(where.metrics, committed), prior=prior_moments(run))
     frame.assign(round=run.round).to_csv(directory / CHECKS, index_label="client")
     console.print(_table(frame, f"round {run.round}, {made.attrs['model']} posterior, training rows"))
     for line in notes(made.attrs, frame):
         console.print(line, style="dim")
     if others:
-        runs = [reopen(RunDirectory(p), data_root=data_root).run(RunDirectory(p)) for p in others]
+        runs = [reopen(RunDirectory(p), data_root=data_root).run(RunDirectory(p), read_only=True) for p in others]
         console.print(_table(agreements([run, *runs]), f"agreement of {len(runs) + 1} runs, in posterior sd"))
 
 
-def losses(metrics: Path) -> dict[str, list[float]]:
-    """Client -> its training loss, -ELBO / n in nats per row, of each round it took part in."""
+def losses(metrics: Path, size: int | None = None) -> dict[str, list[float]]:
+    """Client -> its training loss, -ELBO / n in nats per row, of each round it took part in (see `read_metrics`)."""
     out: dict[str, list[float]] = {}
-    for row in read_metrics(metrics):
+    for row in read_metrics(metrics, size):
         if row.split == "train" and row.metric == "loss" and row.value is not None:
             out.setdefault(row.client, []).append(row.value)
     return out

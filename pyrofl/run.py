@@ -108,7 +108,8 @@ class Run:
     `committed` is the last round that is whole, also where a later one was interrupted.
 
     With a `directory` every round is saved, and a run made again on it continues after the last committed round; the
-    result is the same, bit for bit on the CPU, as that of a run that never stopped.
+    result is the same, bit for bit on the CPU, as that of a run that never stopped. One that is `read_only` changes
+    nothing there, so that another process may train on it meanwhile, and makes no rounds.
     """
 
     def __init__(
@@ -129,7 +130,9 @@ class Run:
         device: torch.device | str = "cpu",
         observer: Observer | None = None,
         messages: Messages | None = None,
+        read_only: bool = False,
     ):
+        self.read_only = read_only
         self.method, self.federation, self.engine, self.rounds, self.seed = (
             method,
             federation,
@@ -168,16 +171,28 @@ class Run:
         self._template = Contract.of(self.server)
         if self.directory is None:
             return
-        if not self.directory.server.exists():
-            self.directory.save_partition(holdings(self.federation), self.federation.classes)
-            self.directory.commit(0, self.server, self.directory.append([]), {"identity": self.identity})
-        self.round, saved, meta = self.directory.open()
+        if self.read_only:
+            (self.round, saved, meta), self.states = self._look(self.directory)
+        else:
+            self.directory.refuse_lost()
+            if not self.directory.server.exists():
+                self.directory.save_partition(holdings(self.federation), self.federation.classes)
+                self.directory.commit(0, self.server, self.directory.append([]), {"identity": self.identity})
+            self.round, saved, meta = self.directory.open()
+            self.states = self.directory.states(self.device)
         self.committed = self.round
         if meta.get("identity", '""').strip('"') != self.identity:
             raise ValueError(f"{self.directory.path} was made with another configuration: compare its config.toml")
         check_like(saved, self.server, str(self.directory.server))
         self.server = {k: saved[k].to(self.device) for k in self.server}
-        self.states = self.directory.states(self.device)
+
+    def _look(self, directory: RunDirectory) -> tuple[tuple[int, Tree, dict[str, str]], States]:
+        """The last commit and the states that belong to it, also where a trainer commits another meanwhile."""
+        while True:
+            found = directory.look()
+            states = directory.states(self.device, committed=found[0])
+            if directory.committed()[0] == found[0]:  # a commit removes the states that it replaces
+                return found, states
 
     @property
     def done(self) -> bool:
@@ -205,6 +220,8 @@ class Run:
 
     def step(self) -> Round:
         """One round, committed when it returns."""
+        if self.read_only:
+            raise ValueError("this run was opened to be read: open it without read_only to train")
         began = time.perf_counter()
         now = Round(self.round + 1)
         key = fold(self.key, "round", now.number)

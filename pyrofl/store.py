@@ -133,16 +133,33 @@ class RunDirectory:
                 "or give --overwrite"
             )
 
-    def open(self) -> tuple[int, Tree, dict[str, str]]:
-        """(last committed round, server tree, metadata), after dropping what is newer than the commit."""
+    def refuse_lost(self) -> None:
+        """Raise if rounds were recorded here and the server file, their commit, is gone."""
+        header = len(",".join(COLUMNS)) + 1
+        if not self.server.exists() and self.metrics.exists() and self.metrics.stat().st_size > header:
+            raise ValueError(
+                f"{self.server} is missing, though {self.metrics} holds rounds: put it back from a copy, or start again "
+                f"with `pyrofl run {self.config} --out {self.path} --overwrite`"
+            )
+
+    def look(self) -> tuple[int, Tree, dict[str, str]]:
+        """(last committed round, server tree, metadata), read without changing anything."""
+        self.refuse_lost()
+        if not self.server.exists():
+            raise ValueError(f"{self.path} holds no round yet: wait for the first one")
         tree, meta = load_tree(self.server)
         if meta.get("format") != FORMAT:
             raise ValueError(f"{self.server}: format {meta.get('format')!r}, this version reads {FORMAT!r}")
-        committed = int(meta["round"])
         kept, size = int(meta["metrics_bytes"]), self.metrics.stat().st_size
         if size < kept:
             raise ValueError(f"{self.metrics} has {size} bytes, {kept} were committed: it was changed after the run")
-        if size > kept:
+        return int(meta["round"]), tree, meta
+
+    def open(self) -> tuple[int, Tree, dict[str, str]]:
+        """What `look` gives, after dropping what is newer than the commit: for the one process that trains here."""
+        committed, tree, meta = self.look()
+        kept = int(meta["metrics_bytes"])
+        if self.metrics.stat().st_size > kept:
             os.truncate(self.metrics, kept)
         for half in (*self.path.glob(".*.tmp"), *self.clients.glob(".*.tmp")):
             half.unlink()
@@ -236,9 +253,10 @@ class RunDirectory:
                 found.setdefault(int(m[1]), []).append(int(m[2]))
         return found
 
-    def states(self, device: torch.device, memory: int = 256 << 20) -> States:
-        """The clients' own states of the last commit."""
-        known = {i: max(rounds) for i, rounds in self._client_rounds().items()}
+    def states(self, device: torch.device, memory: int = 256 << 20, *, committed: int | None = None) -> States:
+        """The clients' own states of the last commit, those newer than the round `committed` left aside."""
+        old = {i: [r for r in n if committed is None or r <= committed] for i, n in self._client_rounds().items()}
+        known = {i: max(rounds) for i, rounds in old.items() if rounds}
         return States(directory=self, known=known, device=device, memory=memory)
 
 
@@ -265,7 +283,13 @@ class States:
             return self._recent[client]
         if self._directory is None or client not in self._rounds:
             return None
-        tree, _ = load_tree(self._directory._client(client, self._rounds[client]), self._device)
+        path = self._directory._client(client, self._rounds[client])
+        try:
+            tree, _ = load_tree(path, self._device)
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{path}: no such file; if the run is still training, it went on while it was read: try again"
+            ) from None
         self._keep(client, tree)
         return tree
 
@@ -301,9 +325,9 @@ class States:
             self._used -= nbytes(dropped)
 
 
-def read_metrics(path: Path) -> Sequence[Row]:
-    """The rows of a metrics.csv."""
-    with open(path, newline="") as f:
+def read_metrics(path: Path, size: int | None = None) -> Sequence[Row]:
+    """The rows of a metrics.csv, or of its first `size` bytes: a run that goes on may be writing the next line."""
+    with io.StringIO(path.read_bytes()[:size].decode(), newline="") as f:
         return [
             Row(
                 int(r["round"]),
