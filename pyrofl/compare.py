@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from . import metrics, plots
@@ -94,7 +95,7 @@ def compare(paths: Sequence[Path], out: Path | None, console: Console) -> None:
         out.mkdir(parents=True, exist_ok=True)
         frame.to_csv(out / "compare.csv", index=False)
         for path in figures(runs, out):
-            console.print(f"wrote {path}")
+            console.print(f"wrote {path}", markup=False)
 
 
 def _table(frame: pd.DataFrame, model: str) -> RichTable | None:
@@ -122,10 +123,10 @@ def _table(frame: pd.DataFrame, model: str) -> RichTable | None:
             continue
         spread = _number(r.get(f"{model} spread"))
         table.add_row(
-            str(r["run"]),
-            str(r["method"]),
+            escape(str(r["run"])),
+            escape(str(r["method"])),
             f"{_number(r[f'{model} {headline}'])} +- {spread}",
-            f"{r[f'{model} worst client']} {_number(r[f'{model} worst'])}",
+            f"{escape(str(r[f'{model} worst client']))} {_number(r[f'{model} worst'])}",
             *(_number(r.get(f"{model} {s}")) for s in _BESIDE),
             size(r["bytes"]),
             _number(r["seconds"], 1),
@@ -154,7 +155,7 @@ def _say_choices(runs: Sequence[Finished], console: Console) -> None:
             continue
         shares = chosen["choice"].value_counts(normalize=True)
         text = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-        console.print(f"{run.name}: selected optimizers over clients and rounds: {text}")
+        console.print(f"{run.name}: selected optimizers over clients and rounds: {text}", markup=False)
 
 
 def figures(runs: Sequence[Finished], out: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pandas as pd
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from . import arviz, diagnostics
@@ -35,15 +36,15 @@ def diagnose(
     run = reopen(where, data_root=data_root, observer=Reporter(console)).run(where, read_only=True)
     committed = where.committed()[1]
     made = run.to_arviz(model=model, draws=draws)
-    console.print(f"wrote {arviz.save(made, directory / TRAIN)}: {draws} draws, training rows")
+    console.print(f"wrote {arviz.save(made, directory / TRAIN)}: {draws} draws, training rows", markup=False)
     if any(c.test.rows for c in run.federation.clients):
         held = run.to_arviz(model=model, draws=draws, split="test")
-        console.print(f"wrote {arviz.save(held, directory / TEST)}: {draws} draws, held-out rows")
+        console.print(f"wrote {arviz.save(held, directory / TEST)}: {draws} draws, held-out rows", markup=False)
     frame = diagnostics.table(made, losses=losses(where.metrics, committed), prior=prior_moments(run))
     frame.assign(round=run.round).to_csv(directory / CHECKS, index_label="client")
     console.print(_table(frame, f"round {run.round}, {made.attrs['model']} posterior, training rows"))
     for line in notes(made.attrs, frame):
-        console.print(line, style="dim")
+        console.print(line, style="dim", markup=False)
     if others:
         runs = [reopen(RunDirectory(p), data_root=data_root).run(RunDirectory(p), read_only=True) for p in others]
         console.print(_table(agreements([run, *runs]), f"agreement of {len(runs) + 1} runs, in posterior sd"))
@@ -103,7 +104,7 @@ def _table(frame: pd.DataFrame, title: str) -> Table:
     for column in frame.columns:
         table.add_column(column, justify="left" if column in ("guide", "ELBO", "verdict") else "right")
     for name, line in frame.iterrows():
-        table.add_row(str(name), *(_cell(v) for v in line))
+        table.add_row(escape(str(name)), *(escape(_cell(v)) for v in line))
     return table
 
 

@@ -138,8 +138,8 @@ class RunDirectory:
         header = len(",".join(COLUMNS)) + 1
         if not self.server.exists() and self.metrics.exists() and self.metrics.stat().st_size > header:
             raise ValueError(
-                f"{self.server} is missing, though {self.metrics} holds rounds: put it back from a copy, or start again "
-                f"with `pyrofl run {self.config} --out {self.path} --overwrite`"
+                f"{self.server} is missing, though {self.metrics} holds rounds: put it back from a copy, or start "
+                f"again with `pyrofl run {self.config} --out {self.path} --overwrite`"
             )
 
     def look(self) -> tuple[int, Tree, dict[str, str]]:

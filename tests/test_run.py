@@ -155,6 +155,26 @@ def test_a_round_without_any_rows_is_skipped_and_the_state_is_kept(tmp_path: Pat
     assert directory.open()[0] == 2, "a skipped round is committed all the same"
 
 
+def test_what_a_method_reports_at_its_start_is_not_written_as_a_finding(tmp_path: Path) -> None:
+    class Reporting(FedAvg):
+        def init(self, key: torch.Tensor) -> Tree:
+            return {**super().init(key), "report/score": torch.zeros(())}
+
+        def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
+            return {**super().aggregate(server, ups, cohort), "report/score": torch.ones(())}
+
+    method = Reporting(build.program(), SGD(0.1), size=4)
+    directory = RunDirectory(tmp_path)
+    directory.create("")
+    for _ in range(2):  # also where it is gone on with
+        run = run_of(method=method, engine=Meddling({0: failing}), train=(4,), directory=directory, rounds=3)
+        now = run.step()
+        assert (now.skipped, now.report, run.trained) == (True, {}, 0)
+    run = run_of(method=method, train=(4,), directory=directory, rounds=3)
+    now = run.step()
+    assert (now.skipped, now.report, run.trained) == (False, {"score": 1.0}, 3)
+
+
 def nan(v: torch.Tensor) -> torch.Tensor:
     return torch.full_like(v, torch.nan)
 
