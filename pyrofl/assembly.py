@@ -185,10 +185,7 @@ def reopen(
 
     Data are looked for where the run found them, unless `data_root` says otherwise.
     """
-    if not directory.config.exists():
-        raise ConfigError(
-            f"{directory.path} holds no run (no config.toml); start one with `pyrofl run FILE --out {directory.path}`"
-        )
+    refuse_missing(directory)
     text = directory.config.read_text()
     table = tomllib.loads(text)
     for item in overrides:
@@ -201,6 +198,14 @@ def reopen(
     recorded = re.search(r"^# data-root: (.+)$", text, re.MULTILINE)
     root = data_root or (Path(recorded[1]) if recorded else None)
     return assemble(conf.config_of(table, str(directory.config)), data_root=root, observer=observer)
+
+
+def refuse_missing(directory: RunDirectory) -> None:
+    """Raise where a directory holds no run."""
+    if not directory.config.exists():
+        raise ConfigError(
+            f"{directory.path} holds no run (no config.toml); start one with `pyrofl run FILE --out {directory.path}`"
+        )
 
 
 def _checked(target: Callable[..., Any], table: Table, where: str) -> Table:

@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from . import arviz, diagnostics
-from .arviz.runs import predictive_moments, prior_moments
-from .assembly import reopen
+from .arviz.adapter import refuse_few
+from .arviz.runs import has_density, predictive_moments, prior_moments
+from .assembly import refuse_missing, reopen
 from .console import Reporter
 from .diagnostics.table import ALL
 from .run import Run
@@ -32,8 +33,12 @@ def diagnose(
     console: Console,
 ) -> None:
     """Write RUN/draws.nc (training rows) and RUN/draws-test.nc (held-out rows); print a line a client."""
-    where = RunDirectory(directory)
+    where, *rest = (RunDirectory(p) for p in (directory, *others))
+    for found in (where, *rest):
+        refuse_missing(found)
     run = reopen(where, data_root=data_root, observer=Reporter(console)).run(where, read_only=True)
+    if has_density(run.method):
+        refuse_few(draws)
     committed = where.committed()[1]
     made = run.to_arviz(model=model, draws=draws)
     console.print(f"wrote {arviz.save(made, directory / TRAIN)}: {draws} draws, training rows", markup=False)
@@ -46,7 +51,7 @@ def diagnose(
     for line in notes(made.attrs, frame):
         console.print(line, style="dim", markup=False)
     if others:
-        runs = [reopen(RunDirectory(p), data_root=data_root).run(RunDirectory(p), read_only=True) for p in others]
+        runs = [reopen(p, data_root=data_root).run(p, read_only=True) for p in rest]
         console.print(_table(agreements([run, *runs]), f"agreement of {len(runs) + 1} runs, in posterior sd"))
 
 

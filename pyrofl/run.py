@@ -106,8 +106,8 @@ class RunStopped(RuntimeError):
 class Run:
     """An iterator of rounds: `for round in Run(...)`. The state between rounds is `server`, `states` and `round`.
 
-    `committed` is the last round that is whole, also where a later one was interrupted; `trained` is the last round that
-    was not skipped, 0 if every one was.
+    `committed` is the last round that is whole, also where a later one was interrupted; `trained` is the last round
+    that was not skipped, 0 if every one was.
 
     With a `directory` every round is saved, and a run made again on it continues after the last committed round; the
     result is the same, bit for bit on the CPU, as that of a run that never stopped. One that is `read_only` changes
@@ -365,7 +365,15 @@ class Run:
         key = evaluation_key(self.key, self.round)
 
         def on(theta: Tree, data: Data, *path: int | str) -> evaluate.Arrays:
-            return evaluate.predict(self.method, theta, data, fold(key, *path), draws=draws, together=self.together)
+            return evaluate.predict(
+                self.method,
+                theta,
+                data,
+                fold(key, *path),
+                draws=draws,
+                together=self.together,
+                client=self.names[int(path[-1])],
+            )
 
         for i, theta in self.personal_models() if visitors or not self.method.pools else ():
             for visitor in visitors:

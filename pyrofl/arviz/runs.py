@@ -126,7 +126,9 @@ def _collect(run: Run, q: Posterior, split: Split, draws: int, kept: Sequence[st
             if density:
                 loglik += log_likelihood(run.method, q.theta, data, q.key, draws=draws, together=together)
         some = Data.of(data.x[chosen], data.y[chosen])
-        arrays = evaluate.predict(run.method, q.theta, some, q.key, draws=draws, together=together, observations=True)
+        arrays = evaluate.predict(
+            run.method, q.theta, some, q.key, draws=draws, together=together, observations=True, client=run.names[i]
+        )
         if not arrays:
             continue
         if len(chosen) == data.rows:
