@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -186,8 +185,7 @@ def reopen(
     Data are looked for where the run found them, unless `data_root` says otherwise.
     """
     refuse_missing(directory)
-    text = directory.config.read_text()
-    table = tomllib.loads(text)
+    table, text = directory.table(), directory.config.read_text()
     for item in overrides:
         key = item.partition("=")[0].split(".")[0].strip()
         if key not in Config.RESUMABLE:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -18,7 +18,7 @@ from .config import ConfigError
 from .console import size
 from .metrics import Bins
 from .names import nearest
-from .store import RunDirectory
+from .store import COLUMNS, RunDirectory
 
 _MODELS = ("personal", "global", "tempered", "balanced", "matched")
 _TITLES = {
@@ -45,14 +45,17 @@ class Finished:
         if not where.config.exists():
             near = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
             raise ConfigError(f"{path} is not a run directory{nearest(path.name, near)}")
-        config = tomllib.loads(where.config.read_text())
+        config = where.table()
         whole = where.metrics.read_bytes()[: where.committed()[1]]  # a run that goes on may be writing the next line
         types = {"client": str, "split": str, "metric": str}
-        table = pd.read_csv(io.BytesIO(whole), dtype=types, keep_default_na=False)
-        table["value"] = pd.to_numeric(table["value"])  # an empty value is undefined
+        table = read_table(where.metrics, COLUMNS, io.BytesIO(whole), dtype=types, keep_default_na=False)
+        try:
+            table["value"] = pd.to_numeric(table["value"])  # an empty value is undefined
+        except ValueError as error:
+            raise ValueError(f"{where.metrics}: {error}: it was changed after the run") from None
         seconds = None
         if where.timings.exists():
-            times = pd.read_csv(where.timings).drop_duplicates("round", keep="last")
+            times = read_table(where.timings, ("round", "seconds")).drop_duplicates("round", keep="last")
             seconds = float(times["seconds"].sum())
         return cls(path.name, config["method"]["name"], where, table, seconds)
 
@@ -81,6 +84,18 @@ class Finished:
                     out |= {f"{model} worst client": s.worst_client}
         out |= {"bytes": self.total("bytes_down") + self.total("bytes_up"), "seconds": self.seconds}
         return out
+
+
+def read_table(path: Path, columns: Sequence[str], source: io.BytesIO | None = None, **options: Any) -> pd.DataFrame:
+    """A CSV file of a run, or what was read of it, with at least these columns; errors name the file."""
+    try:
+        found = pd.read_csv(path if source is None else source, **options)
+    except ValueError as error:  # a parser's, or of text that is no UTF-8
+        raise ValueError(f"{path}: not a readable CSV file: {str(error).strip()}") from None
+    lacking = [c for c in columns if c not in found.columns and c != found.index.name]
+    if lacking:
+        raise ValueError(f"{path}: no column {lacking[0]!r}: it was changed after the run")
+    return found
 
 
 def compare(paths: Sequence[Path], out: Path | None, console: Console) -> None:
@@ -143,7 +158,7 @@ def choices(run: Finished) -> pd.DataFrame:
     rows = run.metrics[run.metrics["metric"] == "choice"]
     if rows.empty:
         return pd.DataFrame({"round": [], "client": [], "choice": []})
-    names = tomllib.loads(run.directory.config.read_text())["method"]["optimizers"]
+    names = run.directory.table()["method"]["optimizers"]
     picked = [names[int(v)] for v in rows["value"]]
     return pd.DataFrame({"round": rows["round"].to_numpy(), "client": rows["client"].to_numpy(), "choice": picked})
 
@@ -172,7 +187,7 @@ def figures(runs: Sequence[Finished], out: Path) -> list[Path]:
             written.append(plots.save(plots.reliability_diagram(tables), out / f"reliability-{model}.png"))
     for run in runs:
         if not (chosen := choices(run)).empty:
-            names = tomllib.loads(run.directory.config.read_text())["method"]["optimizers"]
+            names = run.directory.table()["method"]["optimizers"]
             drawn = plots.selected_optimizers(chosen, choices=names)
             written.append(plots.save(drawn, out / f"optimizers-{run.name}.png"))
     return written

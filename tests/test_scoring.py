@@ -323,5 +323,5 @@ def test_a_model_that_diverged_is_named_with_the_remedy(diverged):
     for shared in (False, True):
         evaluation = Evaluation(every=1, draws=2, final_draws=2, balanced=shared)
         run = run_of(build.federation((4, 3)), method=method, evaluation=evaluation)
-        with pytest.raises(ValueError, match="client site1: .* diverged: lower method.optimizer's rate"):
+        with pytest.raises(ValueError, match=r"client site1: .* diverged: lower method\.optimizer's rate"):
             run.step()
