@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -55,8 +54,11 @@ class Assembled:
     device: torch.device
     messages: Messages
 
-    def run(self, directory: RunDirectory | None = None, observer: Observer | None = None) -> Run:
-        """The run, on a directory or in memory only."""
+    def run(
+        self, directory: RunDirectory | None = None, observer: Observer | None = None, *, read_only: bool = False
+    ) -> Run:
+        """The run, on a directory or in memory only; `read_only` changes nothing in the directory."""
+        options = {**self.options(directory, observer), "read_only": read_only}
         if self.config.engine == "flower":
             from .flower.local import local_run
 
@@ -64,12 +66,12 @@ class Assembled:
                 self.method,
                 self.federation,
                 patience=flower(self.config),
-                **self.options(directory, observer),
+                **options,
             )
             why = "every message as between machines, in this process"
         else:
             engine, why = choose(self.config.engine, self.method.program, self.device)
-            run = Run(self.method, self.federation, engine=engine, **self.options(directory, observer))
+            run = Run(self.method, self.federation, engine=engine, **options)
         run.observer.note(f"engine: {run.engine.name} ({why}); device: {self.device}")
         return run
 
@@ -182,12 +184,8 @@ def reopen(
 
     Data are looked for where the run found them, unless `data_root` says otherwise.
     """
-    if not directory.config.exists():
-        raise ConfigError(
-            f"{directory.path} holds no run (no config.toml); start one with `pyrofl run FILE --out {directory.path}`"
-        )
-    text = directory.config.read_text()
-    table = tomllib.loads(text)
+    refuse_missing(directory)
+    table, text = directory.table(), directory.config.read_text()
     for item in overrides:
         key = item.partition("=")[0].split(".")[0].strip()
         if key not in Config.RESUMABLE:
@@ -198,6 +196,14 @@ def reopen(
     recorded = re.search(r"^# data-root: (.+)$", text, re.MULTILINE)
     root = data_root or (Path(recorded[1]) if recorded else None)
     return assemble(conf.config_of(table, str(directory.config)), data_root=root, observer=observer)
+
+
+def refuse_missing(directory: RunDirectory) -> None:
+    """Raise where a directory holds no run."""
+    if not directory.config.exists():
+        raise ConfigError(
+            f"{directory.path} holds no run (no config.toml); start one with `pyrofl run FILE --out {directory.path}`"
+        )
 
 
 def _checked(target: Callable[..., Any], table: Table, where: str) -> Table:

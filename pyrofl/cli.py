@@ -118,7 +118,15 @@ def _go(run: Run, reporter: Reporter, directory: RunDirectory) -> None:
     except KeyboardInterrupt:
         console.print(f"stopped: round {run.committed} stands. Go on with: pyrofl resume {directory.path}")
         raise typer.Exit(130) from None
-    console.print(f"done: {directory.path} (compare runs with: pyrofl compare {directory.path} ...)")
+    if not run.trained:
+        console.print(
+            f"nothing was learned: every round was skipped, and {directory.path} holds the model as it "
+            "began. The lines above say why each reply was left out",
+            style="red",
+            markup=False,
+        )
+        raise typer.Exit(1)
+    console.print(f"done: {directory.path} (compare runs with: pyrofl compare {directory.path} ...)", markup=False)
 
 
 def _header(data_root: Path | None) -> str:
@@ -144,7 +152,7 @@ def _say(assembled: Assembled) -> None:
 
 def _say_data(assembled: Assembled) -> None:
     for note in assembled.federation.notes:
-        console.print(note, style="dim")
+        console.print(note, style="dim", markup=False)
     console.print(partition_table(assembled.federation))
 
 
@@ -166,7 +174,7 @@ def partition(
             plot_partition(counts(federation), names=[c.name for c in federation.clients], classes=federation.classes),
             plot,
         )
-        console.print(f"wrote {plot}")
+        console.print(f"wrote {plot}", markup=False)
 
 
 class Model(Enum):
@@ -208,7 +216,7 @@ def report(
     ] = None,
 ) -> None:
     """One HTML page about a run, or several side by side: the answer, then the evidence."""
-    console.print(f"wrote {write_report(runs, out)}", soft_wrap=True)
+    console.print(f"wrote {write_report(runs, out)}", soft_wrap=True, markup=False)
 
 
 @app.command("check-site")

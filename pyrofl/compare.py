@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from . import metrics, plots
@@ -17,7 +18,7 @@ from .config import ConfigError
 from .console import size
 from .metrics import Bins
 from .names import nearest
-from .store import RunDirectory
+from .store import COLUMNS, RunDirectory
 
 _MODELS = ("personal", "global", "tempered", "balanced", "matched")
 _TITLES = {
@@ -44,14 +45,17 @@ class Finished:
         if not where.config.exists():
             near = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
             raise ConfigError(f"{path} is not a run directory{nearest(path.name, near)}")
-        config = tomllib.loads(where.config.read_text())
+        config = where.table()
         whole = where.metrics.read_bytes()[: where.committed()[1]]  # a run that goes on may be writing the next line
         types = {"client": str, "split": str, "metric": str}
-        table = pd.read_csv(io.BytesIO(whole), dtype=types, keep_default_na=False)
-        table["value"] = pd.to_numeric(table["value"])  # an empty value is undefined
+        table = read_table(where.metrics, COLUMNS, io.BytesIO(whole), dtype=types, keep_default_na=False)
+        try:
+            table["value"] = pd.to_numeric(table["value"])  # an empty value is undefined
+        except ValueError as error:
+            raise ValueError(f"{where.metrics}: {error}: it was changed after the run") from None
         seconds = None
         if where.timings.exists():
-            times = pd.read_csv(where.timings).drop_duplicates("round", keep="last")
+            times = read_table(where.timings, ("round", "seconds")).drop_duplicates("round", keep="last")
             seconds = float(times["seconds"].sum())
         return cls(path.name, config["method"]["name"], where, table, seconds)
 
@@ -82,6 +86,18 @@ class Finished:
         return out
 
 
+def read_table(path: Path, columns: Sequence[str], source: io.BytesIO | None = None, **options: Any) -> pd.DataFrame:
+    """A CSV file of a run, or what was read of it, with at least these columns; errors name the file."""
+    try:
+        found = pd.read_csv(path if source is None else source, **options)
+    except ValueError as error:  # a parser's, or of text that is no UTF-8
+        raise ValueError(f"{path}: not a readable CSV file: {str(error).strip()}") from None
+    lacking = [c for c in columns if c not in found.columns and c != found.index.name]
+    if lacking:
+        raise ValueError(f"{path}: no column {lacking[0]!r}: it was changed after the run")
+    return found
+
+
 def compare(paths: Sequence[Path], out: Path | None, console: Console) -> None:
     """Print the table; with `out`, write compare.csv and the figures there."""
     runs = [Finished.read(p) for p in paths]
@@ -94,7 +110,7 @@ def compare(paths: Sequence[Path], out: Path | None, console: Console) -> None:
         out.mkdir(parents=True, exist_ok=True)
         frame.to_csv(out / "compare.csv", index=False)
         for path in figures(runs, out):
-            console.print(f"wrote {path}")
+            console.print(f"wrote {path}", markup=False)
 
 
 def _table(frame: pd.DataFrame, model: str) -> RichTable | None:
@@ -122,10 +138,10 @@ def _table(frame: pd.DataFrame, model: str) -> RichTable | None:
             continue
         spread = _number(r.get(f"{model} spread"))
         table.add_row(
-            str(r["run"]),
-            str(r["method"]),
+            escape(str(r["run"])),
+            escape(str(r["method"])),
             f"{_number(r[f'{model} {headline}'])} +- {spread}",
-            f"{r[f'{model} worst client']} {_number(r[f'{model} worst'])}",
+            f"{escape(str(r[f'{model} worst client']))} {_number(r[f'{model} worst'])}",
             *(_number(r.get(f"{model} {s}")) for s in _BESIDE),
             size(r["bytes"]),
             _number(r["seconds"], 1),
@@ -142,7 +158,7 @@ def choices(run: Finished) -> pd.DataFrame:
     rows = run.metrics[run.metrics["metric"] == "choice"]
     if rows.empty:
         return pd.DataFrame({"round": [], "client": [], "choice": []})
-    names = tomllib.loads(run.directory.config.read_text())["method"]["optimizers"]
+    names = run.directory.table()["method"]["optimizers"]
     picked = [names[int(v)] for v in rows["value"]]
     return pd.DataFrame({"round": rows["round"].to_numpy(), "client": rows["client"].to_numpy(), "choice": picked})
 
@@ -154,7 +170,7 @@ def _say_choices(runs: Sequence[Finished], console: Console) -> None:
             continue
         shares = chosen["choice"].value_counts(normalize=True)
         text = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-        console.print(f"{run.name}: selected optimizers over clients and rounds: {text}")
+        console.print(f"{run.name}: selected optimizers over clients and rounds: {text}", markup=False)
 
 
 def figures(runs: Sequence[Finished], out: Path) -> list[Path]:
@@ -171,7 +187,7 @@ def figures(runs: Sequence[Finished], out: Path) -> list[Path]:
             written.append(plots.save(plots.reliability_diagram(tables), out / f"reliability-{model}.png"))
     for run in runs:
         if not (chosen := choices(run)).empty:
-            names = tomllib.loads(run.directory.config.read_text())["method"]["optimizers"]
+            names = run.directory.table()["method"]["optimizers"]
             drawn = plots.selected_optimizers(chosen, choices=names)
             written.append(plots.save(drawn, out / f"optimizers-{run.name}.png"))
     return written

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -65,7 +66,7 @@ class Reporter(Observer):
         """The line of a round, and what went wrong in it."""
         if self.bar is not None and self._round is not None:
             self.bar.update(self._round, completed=now.number)
-        self.console.print(round_line(now, total), highlight=False, soft_wrap=True)
+        self.console.print(Text(round_line(now, total)), highlight=False, soft_wrap=True)
         for name, why in now.flagged.items():
             self.console.print(Text(f"  flagged: client {name}: {why}", style="yellow"))
         for i, (name, why) in enumerate(now.left_out.items()):
@@ -131,11 +132,11 @@ def partition_table(federation: Federation, *, most: int = 40) -> RichTable:
     table.add_column("test", justify="right")
     few = 0 < len(federation.classes) <= _WIDE
     for name in federation.classes if few else ():
-        table.add_column(name, justify="right")
+        table.add_column(escape(name), justify="right")
     lines = holdings(federation)
     for line in lines[:most]:
         cells = [str(c) if c else "." for c in line.classes] if few else []
-        table.add_row(line.name, str(line.train), str(line.test), *cells)
+        table.add_row(escape(line.name), str(line.train), str(line.test), *cells)
     if len(lines) > most:
         table.add_row(f"... and {len(lines) - most} more")
     return table

@@ -200,6 +200,14 @@ class Federation:
     unlabelled: Tensor | None = None  # (U, ...) inputs of the server's own, for distillation
     labelled: Data | None = None  # rows of the server's own, for what is fitted there
 
+    def __post_init__(self) -> None:
+        for client in self.clients:
+            if client.name.startswith("("):
+                raise ValueError(
+                    f"client {client.name!r}: names in parentheses stand for no single client, such as (pooled) and "
+                    "(all): rename it"
+                )
+
     def __len__(self) -> int:
         return len(self.clients)
 

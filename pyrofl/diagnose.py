@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 import pandas as pd
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from . import arviz, diagnostics
-from .arviz.runs import predictive_moments, prior_moments
-from .assembly import reopen
+from .arviz.adapter import refuse_few
+from .arviz.runs import has_density, predictive_moments, prior_moments
+from .assembly import refuse_missing, reopen
 from .console import Reporter
 from .diagnostics.table import ALL
 from .run import Run
@@ -31,27 +33,32 @@ def diagnose(
     console: Console,
 ) -> None:
     """Write RUN/draws.nc (training rows) and RUN/draws-test.nc (held-out rows); print a line a client."""
-    where = RunDirectory(directory)
-    run = reopen(where, data_root=data_root, observer=Reporter(console)).run(where)
+    where, *rest = (RunDirectory(p) for p in (directory, *others))
+    for found in (where, *rest):
+        refuse_missing(found)
+    run = reopen(where, data_root=data_root, observer=Reporter(console)).run(where, read_only=True)
+    if has_density(run.method):
+        refuse_few(draws)
+    committed = where.committed()[1]
     made = run.to_arviz(model=model, draws=draws)
-    console.print(f"wrote {arviz.save(made, directory / TRAIN)}: {draws} draws, training rows")
+    console.print(f"wrote {arviz.save(made, directory / TRAIN)}: {draws} draws, training rows", markup=False)
     if any(c.test.rows for c in run.federation.clients):
         held = run.to_arviz(model=model, draws=draws, split="test")
-        console.print(f"wrote {arviz.save(held, directory / TEST)}: {draws} draws, held-out rows")
-    frame = diagnostics.table(made, losses=losses(where.metrics), prior=prior_moments(run))
+        console.print(f"wrote {arviz.save(held, directory / TEST)}: {draws} draws, held-out rows", markup=False)
+    frame = diagnostics.table(made, losses=losses(where.metrics, committed), prior=prior_moments(run))
     frame.assign(round=run.round).to_csv(directory / CHECKS, index_label="client")
     console.print(_table(frame, f"round {run.round}, {made.attrs['model']} posterior, training rows"))
     for line in notes(made.attrs, frame):
-        console.print(line, style="dim")
+        console.print(line, style="dim", markup=False)
     if others:
-        runs = [reopen(RunDirectory(p), data_root=data_root).run(RunDirectory(p)) for p in others]
+        runs = [reopen(p, data_root=data_root).run(p, read_only=True) for p in rest]
         console.print(_table(agreements([run, *runs]), f"agreement of {len(runs) + 1} runs, in posterior sd"))
 
 
-def losses(metrics: Path) -> dict[str, list[float]]:
-    """Client -> its training loss, -ELBO / n in nats per row, of each round it took part in."""
+def losses(metrics: Path, size: int | None = None) -> dict[str, list[float]]:
+    """Client -> its training loss, -ELBO / n in nats per row, of each round it took part in (see `read_metrics`)."""
     out: dict[str, list[float]] = {}
-    for row in read_metrics(metrics):
+    for row in read_metrics(metrics, size):
         if row.split == "train" and row.metric == "loss" and row.value is not None:
             out.setdefault(row.client, []).append(row.value)
     return out
@@ -102,7 +109,7 @@ def _table(frame: pd.DataFrame, title: str) -> Table:
     for column in frame.columns:
         table.add_column(column, justify="left" if column in ("guide", "ELBO", "verdict") else "right")
     for name, line in frame.iterrows():
-        table.add_row(str(name), *(_cell(v) for v in line))
+        table.add_row(escape(str(name)), *(escape(_cell(v)) for v in line))
     return table
 
 

@@ -46,12 +46,13 @@ def predict(
     rows: int = 1000,
     observations: bool = False,
     temperature: float = 1.0,
+    client: str = "",
 ) -> Arrays:
     """S = `draws` posterior predictive draws for the rows of `data`, as the arguments of `metrics.scores`.
 
     Draws and rows are streamed (see `stream`): what is kept is one number for each draw, row and class, probabilities
     in the run's own precision. With `observations` classifications have `draws` (S, B) of the class code as well. The
-    log-probabilities or logits of classes are divided by `temperature`.
+    log-probabilities or logits of classes are divided by `temperature`. `client` is named where the model diverged.
     """
     if not data.rows:
         return {}
@@ -61,6 +62,7 @@ def predict(
     if observations or not classes:
         arrays["draws"] = np.empty(shape, np.int32 if classes else np.float64)
     for piece in stream(method, theta, data, key, draws=draws, together=together, rows=rows):
+        _refuse_diverged(piece, client)
         out = piece.out / temperature if classes else piece.out
         at, fn = (piece.draws, piece.rows), distribution(kind, out)
         arrays["log_likelihood"][at] = fn.log_prob(y[piece.rows].to(out)).cpu().numpy()
@@ -79,6 +81,15 @@ def predict(
     return arrays
 
 
+def _refuse_diverged(piece: Piece, client: str) -> None:
+    """Raise where predictive parameters are not finite, before a density of them is taken."""
+    if not piece.out.isfinite().all():
+        whose = f"client {client}: " if client else ""
+        raise ValueError(
+            f"{whose}what the model predicts is not finite: the model diverged: lower method.optimizer's rate"
+        )
+
+
 def _observe(kind: str, fn: Any, rng: np.random.Generator) -> np.ndarray:
     """One observation (b,) of each row from the predictive distribution of one draw."""
     if kind == "gaussian":
@@ -92,13 +103,16 @@ def _observe(kind: str, fn: Any, rng: np.random.Generator) -> np.ndarray:
     return (rng.random((len(p), 1)) > below).sum(-1)
 
 
-def temperature(method: FedAvg, theta: Tree, valid: Data, key: Tensor, *, draws: int, together: bool = False) -> float:
+def temperature(
+    method: FedAvg, theta: Tree, valid: Data, key: Tensor, *, draws: int, together: bool = False, client: str = ""
+) -> float:
     """The temperature of one model's classes that suits validation rows best; 1 without rows."""
     if not valid.rows:
         return 1.0
     pieces = list(stream(method, theta, valid, key, draws=draws, together=together))
     logits = torch.empty(draws, valid.rows, *pieces[0].out.shape[2:], dtype=torch.float64)
     for piece in pieces:
+        _refuse_diverged(piece, client)
         logits[piece.draws, piece.rows] = piece.out.cpu()
     if method.program.kind == "bernoulli":
         logits = torch.cat([torch.zeros_like(logits), logits], -1)

@@ -66,6 +66,7 @@ class Round:
 
     number: int
     clients: list[str] = field(default_factory=list)  # whose replies were averaged
+    skipped: bool = False  # whether the server's state stayed as it was
     info: dict[str, dict[str, float]] = field(default_factory=dict)  # client -> scalars of its local update
     left_out: dict[str, str] = field(default_factory=dict)  # client -> why its reply was not used
     flagged: dict[str, str] = field(default_factory=dict)  # client -> what stands out, though it was used
@@ -105,10 +106,12 @@ class RunStopped(RuntimeError):
 class Run:
     """An iterator of rounds: `for round in Run(...)`. The state between rounds is `server`, `states` and `round`.
 
-    `committed` is the last round that is whole, also where a later one was interrupted.
+    `committed` is the last round that is whole, also where a later one was interrupted; `trained` is the last round
+    that was not skipped, 0 if every one was.
 
     With a `directory` every round is saved, and a run made again on it continues after the last committed round; the
-    result is the same, bit for bit on the CPU, as that of a run that never stopped.
+    result is the same, bit for bit on the CPU, as that of a run that never stopped. One that is `read_only` changes
+    nothing there, so that another process may train on it meanwhile, and makes no rounds.
     """
 
     def __init__(
@@ -129,7 +132,9 @@ class Run:
         device: torch.device | str = "cpu",
         observer: Observer | None = None,
         messages: Messages | None = None,
+        read_only: bool = False,
     ):
+        self.read_only = read_only
         self.method, self.federation, self.engine, self.rounds, self.seed = (
             method,
             federation,
@@ -157,7 +162,7 @@ class Run:
 
     def _begin(self, start: Tree | None) -> None:
         self.round, self.states = 0, States(device=self.device)
-        self.committed = 0
+        self.committed = self.trained = 0
         self.server = {k: v.to(self.device) for k, v in self.method.init(fold(self.key, "init")).items()}
         if start is not None:
             # What a method keeps beside the model starts anew where the other run, of another method, has none.
@@ -168,16 +173,33 @@ class Run:
         self._template = Contract.of(self.server)
         if self.directory is None:
             return
-        if not self.directory.server.exists():
-            self.directory.save_partition(holdings(self.federation), self.federation.classes)
-            self.directory.commit(0, self.server, self.directory.append([]), {"identity": self.identity})
-        self.round, saved, meta = self.directory.open()
+        if self.read_only:
+            (self.round, saved, meta), self.states = self._look(self.directory)
+        else:
+            self.directory.refuse_lost()
+            if not self.directory.server.exists():
+                self.directory.save_partition(holdings(self.federation), self.federation.classes)
+                self.directory.commit(0, self.server, self.directory.append([]), self._notes())
+            self.round, saved, meta = self.directory.open()
+            self.states = self.directory.states(self.device)
         self.committed = self.round
+        self.trained = int(meta.get("trained", self.round))
         if meta.get("identity", '""').strip('"') != self.identity:
             raise ValueError(f"{self.directory.path} was made with another configuration: compare its config.toml")
         check_like(saved, self.server, str(self.directory.server))
         self.server = {k: saved[k].to(self.device) for k in self.server}
-        self.states = self.directory.states(self.device)
+
+    def _notes(self) -> dict[str, object]:
+        """What a commit says beside its round."""
+        return {"identity": self.identity, "trained": self.trained}
+
+    def _look(self, directory: RunDirectory) -> tuple[tuple[int, Tree, dict[str, str]], States]:
+        """The last commit and the states that belong to it, also where a trainer commits another meanwhile."""
+        while True:
+            found = directory.look()
+            states = directory.states(self.device, committed=found[0])
+            if directory.committed()[0] == found[0]:  # a commit removes the states that it replaces
+                return found, states
 
     @property
     def done(self) -> bool:
@@ -205,6 +227,8 @@ class Run:
 
     def step(self) -> Round:
         """One round, committed when it returns."""
+        if self.read_only:
+            raise ValueError("this run was opened to be read: open it without read_only to train")
         began = time.perf_counter()
         now = Round(self.round + 1)
         key = fold(self.key, "round", now.number)
@@ -214,7 +238,10 @@ class Run:
         for i, reply in replies.items():
             self.states.put(i, reply.own, now.number)
         self.server, self.round = server, now.number
-        now.report = {name: float(v) for name, v in part(server, "report").items()}
+        if not now.skipped:
+            self.trained = now.number
+        # What a method reports at its start is no finding: nothing until a round was aggregated.
+        now.report = {name: float(v) for name, v in part(server, "report").items()} if self.trained else {}
         if self.messages.privacy is not None:
             now.report["epsilon"] = self.messages.privacy.spent(now.number)
         if now.number % self.evaluation.every == 0 or self.done:
@@ -282,6 +309,7 @@ class Run:
     def _aggregate(self, now: Round, replies: Mapping[int, Reply], key: Tensor) -> Tree:
         if not replies:
             self.observer.note(f"round {now.number} was skipped: no client's reply could be used")
+            now.skipped = True
             return self.server
         ids = torch.tensor(list(replies), device=self.device)
         n = torch.stack([self.train[i].n for i in replies])
@@ -289,6 +317,7 @@ class Run:
         server = self.method.aggregate(self.server, ups, Cohort(ids, n, fold(key, "server"), now.number))
         if reason := self._template.reason(server):
             self.observer.note(f"round {now.number} was skipped: the new server state is unusable: {reason}")
+            now.skipped = True
             return self.server
         return server
 
@@ -336,7 +365,15 @@ class Run:
         key = evaluation_key(self.key, self.round)
 
         def on(theta: Tree, data: Data, *path: int | str) -> evaluate.Arrays:
-            return evaluate.predict(self.method, theta, data, fold(key, *path), draws=draws, together=self.together)
+            return evaluate.predict(
+                self.method,
+                theta,
+                data,
+                fold(key, *path),
+                draws=draws,
+                together=self.together,
+                client=self.names[int(path[-1])],
+            )
 
         for i, theta in self.personal_models() if visitors or not self.method.pools else ():
             for visitor in visitors:
@@ -383,7 +420,7 @@ class Run:
         for name, record in self.records.items():
             self.directory.save_record(name, record, now.number)
         self.records = {}
-        self.directory.commit(now.number, self.server, size, {"identity": self.identity})
+        self.directory.commit(now.number, self.server, size, self._notes())
         self.states.commit()
         self.directory.log_time(now.number, now.seconds, now.local_seconds)
 

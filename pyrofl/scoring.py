@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -42,15 +42,14 @@ class Tempered:
 
     def see(self, client: int, theta: Tree) -> None:
         run, who = self.run, self.run.federation.clients[client]
+        options: dict[str, Any] = {"draws": self.draws, "together": run.together, "client": who.name}
         assert who.valid is not None  # see `check`
         valid, test = run.to_device(who.valid), run.to_device(who.test)
         key = fold(self.key, "temperature", client)
-        t = evaluate.temperature(run.method, theta, valid, key, draws=self.draws, together=run.together)
+        t = evaluate.temperature(run.method, theta, valid, key, **options)
         key = fold(self.key, "personal", client)
         self.temperatures[who.name] = t
-        self.arrays[who.name] = evaluate.predict(
-            run.method, theta, test, key, draws=self.draws, together=run.together, temperature=t
-        )
+        self.arrays[who.name] = evaluate.predict(run.method, theta, test, key, temperature=t, **options)
 
 
 def check(evaluation: Evaluation, federation: Federation) -> None:

@@ -57,7 +57,13 @@ class SharedRows:
         who = self.clients[client]
         rows = self.rows if who.scaling is None else who.scaling.apply(self.rows)
         arrays = evaluate.predict(
-            self.method, theta, rows, fold(self.key, client), draws=self.draws, together=self.together
+            self.method,
+            theta,
+            rows,
+            fold(self.key, client),
+            draws=self.draws,
+            together=self.together,
+            client=who.name,
         )
         if not arrays:
             return

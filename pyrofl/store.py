@@ -11,10 +11,12 @@ import io
 import json
 import os
 import re
+import tomllib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,9 +54,15 @@ def save_tree(path: Path, tree: Tree, metadata: Mapping[str, str] | None = None)
 
 def load_tree(path: Path, device: torch.device | str = "cpu") -> tuple[Tree, dict[str, str]]:
     """(tree, metadata) of a file of `save_tree`."""
+    with _readable(path), safe_open(path, framework="pt", device=str(device)) as f:
+        return {k: f.get_tensor(k) for k in f.keys()}, dict(f.metadata() or {})  # noqa: SIM118
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Errors of reading a safetensors file, in words that name it."""
     try:
-        with safe_open(path, framework="pt", device=str(device)) as f:
-            return {k: f.get_tensor(k) for k in f.keys()}, dict(f.metadata() or {})  # noqa: SIM118
+        yield
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file") from None
     except (SafetensorError, OSError) as error:
@@ -113,6 +121,17 @@ class RunDirectory:
         write(self.metrics, (",".join(COLUMNS) + "\n").encode())
         write(self.config, config.encode())
 
+    def table(self) -> dict[str, Any]:
+        """The configuration of the run that is here."""
+        try:
+            found = tomllib.loads(self.config.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{self.config}: not valid TOML: {error}") from None
+        for key in ("method", "rounds"):
+            if key not in found:
+                raise ValueError(f"{self.config} has no {key}: it is not the configuration that the run wrote")
+        return found
+
     def rewrite(self, config: str) -> None:
         """Replace the configuration of the run that is here."""
         write(self.config, config.encode())
@@ -133,16 +152,39 @@ class RunDirectory:
                 "or give --overwrite"
             )
 
-    def open(self) -> tuple[int, Tree, dict[str, str]]:
-        """(last committed round, server tree, metadata), after dropping what is newer than the commit."""
+    def refuse_lost(self) -> None:
+        """Raise if rounds were recorded here and the server file, their commit, is gone."""
+        header = len(",".join(COLUMNS)) + 1
+        if not self.server.exists() and self.metrics.exists() and self.metrics.stat().st_size > header:
+            raise ValueError(
+                f"{self.server} is missing, though {self.metrics} holds rounds: put it back from a copy, or start "
+                f"again with `pyrofl run {self.config} --out {self.path} --overwrite`"
+            )
+
+    def look(self) -> tuple[int, Tree, dict[str, str]]:
+        """(last committed round, server tree, metadata), read without changing anything."""
+        self.refuse_lost()
+        if not self.server.exists():
+            raise ValueError(f"{self.path} holds no round yet: wait for the first one")
         tree, meta = load_tree(self.server)
+        return self._commit_of(meta)[0], tree, meta
+
+    def _commit_of(self, meta: Mapping[str, str]) -> tuple[int, int]:
+        """(round, bytes of metrics.csv) of a commit, whose rows must be there."""
         if meta.get("format") != FORMAT:
             raise ValueError(f"{self.server}: format {meta.get('format')!r}, this version reads {FORMAT!r}")
-        committed = int(meta["round"])
+        if not {"round", "metrics_bytes"} <= meta.keys():
+            raise ValueError(f"{self.server} says no round: it is no server file of a run")
         kept, size = int(meta["metrics_bytes"]), self.metrics.stat().st_size
         if size < kept:
             raise ValueError(f"{self.metrics} has {size} bytes, {kept} were committed: it was changed after the run")
-        if size > kept:
+        return int(meta["round"]), kept
+
+    def open(self) -> tuple[int, Tree, dict[str, str]]:
+        """What `look` gives, after dropping what is newer than the commit: for the one process that trains here."""
+        committed, tree, meta = self.look()
+        kept = int(meta["metrics_bytes"])
+        if self.metrics.stat().st_size > kept:
             os.truncate(self.metrics, kept)
         for half in (*self.path.glob(".*.tmp"), *self.clients.glob(".*.tmp")):
             half.unlink()
@@ -157,9 +199,8 @@ class RunDirectory:
         """(last committed round, bytes of metrics.csv that belong to it), read without changing anything."""
         if not self.server.exists():
             raise ValueError(f"{self.path} holds no round yet: wait for the first one")
-        with safe_open(self.server, framework="pt") as f:
-            meta = f.metadata() or {}
-        return int(meta["round"]), int(meta["metrics_bytes"])
+        with _readable(self.server), safe_open(self.server, framework="pt") as f:
+            return self._commit_of(f.metadata() or {})
 
     def append(self, rows: Iterable[Row]) -> int:
         """Append rows; returns the file's size in bytes, which the commit records."""
@@ -223,7 +264,10 @@ class RunDirectory:
         path = self.path / f"reliability-{model}.csv"
         if not path.exists():
             return None
-        low, high, rows, weight, confidence, accuracy = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2).T
+        try:
+            low, high, rows, weight, confidence, accuracy = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2).T
+        except ValueError as error:
+            raise ValueError(f"{path}: not a readable table of bins ({error})") from None
         return Bins(np.append(low, high[-1]), rows.astype(np.int64), weight, confidence, accuracy)
 
     def _client(self, client: int, round: int) -> Path:
@@ -236,9 +280,10 @@ class RunDirectory:
                 found.setdefault(int(m[1]), []).append(int(m[2]))
         return found
 
-    def states(self, device: torch.device, memory: int = 256 << 20) -> States:
-        """The clients' own states of the last commit."""
-        known = {i: max(rounds) for i, rounds in self._client_rounds().items()}
+    def states(self, device: torch.device, memory: int = 256 << 20, *, committed: int | None = None) -> States:
+        """The clients' own states of the last commit, those newer than the round `committed` left aside."""
+        old = {i: [r for r in n if committed is None or r <= committed] for i, n in self._client_rounds().items()}
+        known = {i: max(rounds) for i, rounds in old.items() if rounds}
         return States(directory=self, known=known, device=device, memory=memory)
 
 
@@ -265,7 +310,13 @@ class States:
             return self._recent[client]
         if self._directory is None or client not in self._rounds:
             return None
-        tree, _ = load_tree(self._directory._client(client, self._rounds[client]), self._device)
+        path = self._directory._client(client, self._rounds[client])
+        try:
+            tree, _ = load_tree(path, self._device)
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{path}: no such file; if the run is still training, it went on while it was read: try again"
+            ) from None
         self._keep(client, tree)
         return tree
 
@@ -301,9 +352,9 @@ class States:
             self._used -= nbytes(dropped)
 
 
-def read_metrics(path: Path) -> Sequence[Row]:
-    """The rows of a metrics.csv."""
-    with open(path, newline="") as f:
+def read_metrics(path: Path, size: int | None = None) -> Sequence[Row]:
+    """The rows of a metrics.csv, or of its first `size` bytes: a run that goes on may be writing the next line."""
+    with io.StringIO(path.read_bytes()[:size].decode(), newline="") as f:
         return [
             Row(
                 int(r["round"]),

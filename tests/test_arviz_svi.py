@@ -179,7 +179,7 @@ def test_a_site_that_the_guide_lacks_is_refused():
 
 
 def test_an_unknown_site_and_a_model_without_data_are_refused():
-    with pytest.raises(ValueError, match="there is no 'nu'; the latent sites are mu"):
+    with pytest.raises(ValueError, match="there is no latent site 'nu'; the latent sites are mu"):
         arviz.from_pyro_svi(model, guide_of(Y), Y, sites=["nu"])
     silent = lambda y: pyro.sample("mu", dist.Normal(torch.zeros((), dtype=torch.float64), TAU))
     with pytest.raises(ValueError, match="observes nothing"):
@@ -198,3 +198,9 @@ def test_an_impossible_row_is_named_instead_of_making_loo_undefined():
     made = arviz.from_pyro_svi(bounded, guide, y, draws=30)
     with pytest.raises(ValueError, match="not finite at obs 5:"):
         arviz.loo(made)
+
+
+@pytest.mark.parametrize("site", ["data", "y"])
+def test_a_plate_or_an_observed_site_cannot_be_chosen(site):
+    with pytest.raises(ValueError, match=f"there is no latent site '{site}'; the latent sites are mu"):
+        arviz.from_pyro_svi(model, guide_of(Y), Y, draws=3, sites=[site])

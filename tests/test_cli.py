@@ -194,7 +194,8 @@ def test_a_client_that_fails_is_shown_in_full_once(pyrofl: Call) -> None:
     )
     written(Path("wild.toml"), table)
     done = pyrofl("run", "wild.toml")
-    assert done.code == 0
+    assert done.code == 1 and "done: " not in done.out
+    assert "nothing was learned: every round was skipped" in done.out
     assert "left out: client client0: step " in done.out and "is not finite" in done.out
     assert done.out.count("Traceback") == 1
     assert "and 2 more left out: client1, client2" in done.out
@@ -206,6 +207,17 @@ def test_a_client_that_fails_is_shown_in_full_once(pyrofl: Call) -> None:
 def failed_stop(done: Done) -> str:
     assert done.code == 2 and done.err.startswith("error: ")
     return done.err
+
+
+def test_what_stands_in_brackets_in_a_client_s_name_is_shown(pyrofl: Call) -> None:
+    rows = "".join(f"{i % 2},{i / 7},[red]{'AB'[i // 10]}\n" for i in range(20))
+    Path("d.csv").write_text("y,x,site\n" + rows)
+    data = {"name": "csv", "path": "d.csv", "target": "y", "site": "site", "likelihood": "categorical"}
+    written(Path("b.toml"), small(data=data, rounds=1))
+    done = pyrofl("run", "b.toml")
+    assert done.code == 0 and re.search(r"worst \[red\][AB]", done.out)
+    assert re.search(r"^. \[red\]A ", done.out, re.M), "the partition"
+    assert "[red]" in pyrofl("compare", "runs/b").out
 
 
 def test_partition_shows_who_holds_what_without_training(pyrofl: Call) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support import build
 from torch.func import vmap
 
-from pyrofl.data import Batch, Data, Dataset, Federation
+from pyrofl.data import Batch, Client, Data, Dataset, Federation
 from pyrofl.random import fold, root
 
 
@@ -186,3 +186,10 @@ def test_a_sample_is_different_real_rows_drawn_at_random(n: int) -> None:
     assert counts.keys() == set(range(n))
     if n == 12:  # each row in a third of the samples, give or take four standard errors
         assert all(abs(c - 200 / 3) < 4 * math.sqrt(200 * 2 / 9) for c in counts.values())
+
+
+def test_names_that_stand_for_no_single_client_are_refused() -> None:
+    rows = Data.of(torch.zeros(2, 1), torch.zeros(2))
+    Federation((Client("a (b)", rows, rows),), "gaussian")
+    with pytest.raises(ValueError, match=r"client '\(pooled\)': names in parentheses .* rename it"):
+        Federation((Client("a", rows, rows), Client("(pooled)", rows, rows)), "gaussian")

@@ -78,3 +78,16 @@ def test_a_new_run_in_the_place_removes_the_old_draws(runs: Path, monkeypatch: p
 def test_a_directory_without_a_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no run"):
         CliRunner().invoke(app, ["evaluate", str(tmp_path)], catch_exceptions=False)
+
+
+def test_what_cannot_be_done_is_refused_before_anything_is_written(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (runs / "1" / "draws.nc").write_bytes(b"old")
+    before = {p: p.read_bytes() for p in runs.rglob("*") if p.is_file()}
+    for words, message in (
+        (["--draws", "24"], "at least 25 draws are needed for LOO, got 24: raise --draws"),
+        ([str(runs / "none"), "--draws", "40"], "none holds no run"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CliRunner().invoke(app, ["evaluate", str(runs / "1"), *words], catch_exceptions=False)
+    assert {p: p.read_bytes() for p in runs.rglob("*") if p.is_file()} == before

@@ -362,3 +362,30 @@ def test_a_browser_opens_it_without_a_complaint(make: Make, tmp_path: Path):
     broken = tmp_path / "broken.html"
     broken.write_text(path.read_text().replace("<main>", '<main><img src="http://pyrofl.invalid/x.png">'))
     assert "Content Security Policy" in " ".join(opened(broken, tmp_path / "profile2").console)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("server.safetensors", lambda b: b[:20], "not a readable safetensors file"),
+        ("config.toml", lambda _: b"", "has no method"),
+        ("config.toml", lambda b: b + b"[", "not valid TOML"),
+        ("metrics.csv", lambda b: b[:-30], "were committed: it was changed after the run"),
+        ("metrics.csv", lambda b: b.replace(b"value", b"worth", 1), "no column 'value'"),
+        ("metrics.csv", lambda b: b[:-2] + b"x\n", "it was changed after the run"),
+        ("timings.csv", lambda _: b"", "not a readable CSV file"),
+        ("timings.csv", lambda _: b'a,b\n1,2,3\n"', "not a readable CSV file"),
+    ],
+)
+def test_damaged_files_are_named(make: Make, file: str, damage: Callable[[bytes], bytes], message: str):
+    path = make("one", small(rounds=1))
+    (path / file).write_bytes(damage((path / file).read_bytes()))
+    for command in ("report", "compare"):
+        with pytest.raises(ValueError, match=re.escape(message)) as error:
+            CliRunner().invoke(app, [command, str(path)], catch_exceptions=False)
+        assert str(path / file) in str(error.value)
+
+
+def test_a_page_is_not_written_in_the_place_of_a_directory(make: Make, tmp_path: Path):
+    with pytest.raises(ValueError, match="is a directory: --out names a file"):
+        write_report([make("one", small(rounds=1))], tmp_path)

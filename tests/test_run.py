@@ -155,6 +155,26 @@ def test_a_round_without_any_rows_is_skipped_and_the_state_is_kept(tmp_path: Pat
     assert directory.open()[0] == 2, "a skipped round is committed all the same"
 
 
+def test_what_a_method_reports_at_its_start_is_not_written_as_a_finding(tmp_path: Path) -> None:
+    class Reporting(FedAvg):
+        def init(self, key: torch.Tensor) -> Tree:
+            return {**super().init(key), "report/score": torch.zeros(())}
+
+        def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
+            return {**super().aggregate(server, ups, cohort), "report/score": torch.ones(())}
+
+    method = Reporting(build.program(), SGD(0.1), size=4)
+    directory = RunDirectory(tmp_path)
+    directory.create("")
+    for _ in range(2):  # also where it is gone on with
+        run = run_of(method=method, engine=Meddling({0: failing}), train=(4,), directory=directory, rounds=3)
+        now = run.step()
+        assert (now.skipped, now.report, run.trained) == (True, {}, 0)
+    run = run_of(method=method, train=(4,), directory=directory, rounds=3)
+    now = run.step()
+    assert (now.skipped, now.report, run.trained) == (False, {"score": 1.0}, 3)
+
+
 def nan(v: torch.Tensor) -> torch.Tensor:
     return torch.full_like(v, torch.nan)
 
@@ -324,6 +344,51 @@ def test_an_interrupted_round_is_not_counted(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run.step()
     assert run.committed == 1 == directory.open()[0]
+
+
+def contents(path: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def test_reading_a_run_that_still_trains_changes_nothing_and_takes_its_last_commit(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.create("")
+    run = run_of(directory=directory, method=Case("alone").build(), rounds=3)
+    run.step()
+    committed, own = dict(run.server), dict(run.own(0, {}))
+    with open(directory.metrics, "a") as f:  # the next round, half written
+        f.write("2,site0,tr")
+    run.states.put(0, {k: v + 1 for k, v in own.items()}, 2)
+    (tmp_path / ".server.safetensors.1.tmp").write_bytes(b"half")
+    before = contents(tmp_path)
+    reading = run_of(directory=directory, method=Case("alone").build(), rounds=3, read_only=True)
+    assert reading.round == 1 and contents(tmp_path) == before
+    same(reading.server, committed)
+    same(reading.own(0, {}), own)
+    with pytest.raises(ValueError, match="opened to be read"):
+        reading.step()
+    assert contents(tmp_path) == before
+
+
+def test_reading_a_place_without_a_round_commits_none(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.create("")
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match="holds no round yet"):
+        run_of(directory=directory, read_only=True)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_rounds_whose_commit_is_lost_are_not_begun_again(tmp_path: Path, read_only: bool) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.create("")
+    run_of(directory=directory).step()
+    directory.server.unlink()
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=r"server\.safetensors is missing, though .*metrics\.csv .*--overwrite"):
+        run_of(directory=directory, read_only=read_only)
+    assert contents(tmp_path) == before
 
 
 # ------------------------------------------------------------------ what does not matter

@@ -310,3 +310,18 @@ def test_rows_of_numbers_are_kept_too():
     rows = evaluate.by_row("gaussian", {"a": arrays, "empty": {}, "b": arrays}, fold(root(0), "rows"))
     assert rows["client"].tolist() == [0, 0, 2, 2]
     assert rows["pit"].shape == (4,)
+
+
+@pytest.mark.parametrize("diverged", [math.nan, math.inf])
+def test_a_model_that_diverged_is_named_with_the_remedy(diverged):
+    class Wild(FedAvg):
+        def personal(self, down, own, data, key):
+            theta = super().personal(down, own, data, key)
+            return {k: v + diverged if data.rows == 3 else v for k, v in theta.items()}
+
+    method = Wild(build.program(guide="delta", prior="flat"), SGD(0.1), size=4)
+    for shared in (False, True):
+        evaluation = Evaluation(every=1, draws=2, final_draws=2, balanced=shared)
+        run = run_of(build.federation((4, 3)), method=method, evaluation=evaluation)
+        with pytest.raises(ValueError, match=r"client site1: .* diverged: lower method\.optimizer's rate"):
+            run.step()

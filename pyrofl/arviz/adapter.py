@@ -15,6 +15,7 @@ import xarray as xr
 from arviz_stats.base import array_stats
 
 Arrays = Mapping[str, Any]
+FEWEST = 25  # draws: the tail is a fifth of them, and a fit to fewer than 5 says nothing
 
 
 def tree(
@@ -92,6 +93,7 @@ def loo(made: xr.DataTree, *, observations: int | None = None, seed: int = 0) ->
             "not a point"
         )
     log_likelihood = made["log_likelihood"].to_dataset()["y"]
+    refuse_few(log_likelihood.sizes["chain"] * log_likelihood.sizes["draw"])
     refuse_infinite(log_likelihood)
     log_p, log_q = (made["sample_stats"].to_dataset()[name] for name in ("log_p", "log_q"))
     if "client" in log_p.dims:
@@ -104,6 +106,12 @@ def loo(made: xr.DataTree, *, observations: int | None = None, seed: int = 0) ->
         return arviz_stats.loo_subsample(
             made, observations, pointwise=True, var_name="y", log_p=log_p, log_q=log_q, seed=seed
         )
+
+
+def refuse_few(draws: int) -> None:
+    """Raise where so many draws say nothing on the tail of the importance ratios."""
+    if draws < FEWEST:
+        raise ValueError(f"at least {FEWEST} draws are needed for LOO, got {draws}: raise --draws (in Python: draws)")
 
 
 def refuse_infinite(log_likelihood: xr.DataArray) -> None:

@@ -119,6 +119,8 @@ def _check(p: Any, q: Any, sites: Sequence[str] | None) -> None:
             raise ValueError(
                 f"plate {name!r} takes {taken} of {size} rows, others at each draw: pass all rows and no subsample size"
             )
-    unknown = [n for n in sites or () if n not in p.nodes]
+    unknown = [n for n in sites or () if n not in _latents(p)]
     if unknown:
-        raise ValueError(f"sites: there is no {unknown[0]!r}; the latent sites are {', '.join(_latents(p))}")
+        raise ValueError(
+            f"sites: there is no latent site {unknown[0]!r}; the latent sites are {', '.join(_latents(p))}"
+        )

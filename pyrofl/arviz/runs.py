@@ -126,7 +126,8 @@ def _collect(run: Run, q: Posterior, split: Split, draws: int, kept: Sequence[st
             if density:
                 loglik += log_likelihood(run.method, q.theta, data, q.key, draws=draws, together=together)
         some = Data.of(data.x[chosen], data.y[chosen])
-        arrays = evaluate.predict(run.method, q.theta, some, q.key, draws=draws, together=together, observations=True)
+        options: dict[str, Any] = {"draws": draws, "together": together, "client": run.names[i]}
+        arrays = evaluate.predict(run.method, q.theta, some, q.key, observations=True, **options)
         if not arrays:
             continue
         if len(chosen) == data.rows:

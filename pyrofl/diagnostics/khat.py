@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 
 from ..arviz import adapter
 
-_FEWEST = 25  # draws: the tail is a fifth of them, and a fit to fewer than 5 says nothing
 _EXACT = 1e-6  # nats: log p - log q of an exact guide is constant, up to rounding
 
 
@@ -37,8 +36,8 @@ def khat(log_p: ArrayLike, log_q: ArrayLike) -> Khat:
         raise ValueError(f"log_p has {len(p)} draws and log_q {len(q)}: they must be of the same draws")
     S = len(p)
     good = min(1 - 1 / math.log10(S), 0.7) if S > 1 else 0.0
-    if S < _FEWEST:
-        return Khat(None, good, f"undefined: {S} draws, at least {_FEWEST} are needed")
+    if S < adapter.FEWEST:
+        return Khat(None, good, f"undefined: {S} draws, at least {adapter.FEWEST} are needed")
     ratios = p - q
     if not np.isfinite(ratios).all():
         s = int(np.argmin(np.isfinite(ratios)))

@@ -109,7 +109,7 @@ class FlowerRun(Run):
             )
             for name in now.clients:
                 now.left_out[name] = "too few others replied"
-            now.clients = []
+            now.clients, now.skipped = [], True
             replies.clear()
             return self.server
         return super()._aggregate(now, replies, key)

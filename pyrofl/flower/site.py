@@ -94,7 +94,8 @@ class Site:
         models = {"personal": theta, **({} if common is None else {"global": common})}
         key, kind, out = evaluation_key(root, round), self.method.program.kind, {}
         for model, theta in models.items():
-            arrays = evaluate.predict(self.method, theta, self.test, fold(key, model, self.client), draws=draws)
+            at = fold(key, model, self.client)
+            arrays = evaluate.predict(self.method, theta, self.test, at, draws=draws, client=self.name)
             if arrays:
                 out[model] = evaluate.score(kind, {self.name: arrays})[self.name]
         return out

@@ -49,6 +49,8 @@ def again(run: Recorded) -> str:
 def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
     """Write the page of one or several runs; returns where: `report.html` in the run, or in the working directory."""
     target = out or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
+    if target.is_dir():
+        raise ValueError(f"{target} is a directory: --out names a file, such as {target / 'report.html'}")
     content = page(named(list(paths)))
     target.parent.mkdir(parents=True, exist_ok=True)
     write(target, content.encode())

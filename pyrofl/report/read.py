@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..compare import Finished
+from ..compare import Finished, read_table
 from ..evaluate import CLASSES
 from ..metrics import summary
 from ..metrics.clients import Summary
@@ -54,7 +53,7 @@ class Recorded:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return tomllib.loads(self.text)
+        return self.directory.table()
 
     @property
     def rounds(self) -> int:
@@ -69,7 +68,7 @@ class Recorded:
     def checks(self) -> pd.DataFrame | None:
         """The checks of the posterior, a row a client, where `pyrofl evaluate` has written them at this round."""
         path = self.directory.path / CHECKS
-        frame = pd.read_csv(path, index_col="client") if path.exists() else None
+        frame = read_table(path, ("client", "round"), index_col="client") if path.exists() else None
         return None if frame is None or frame["round"].iloc[0] != self.round else frame.drop(columns="round")
 
     @property
@@ -117,7 +116,7 @@ class Recorded:
         path = self.directory.partition
         if not path.exists():
             return None
-        return pd.read_csv(path, dtype={"client": str}, keep_default_na=False)
+        return read_table(path, ("client", "train", "test"), dtype={"client": str}, keep_default_na=False)
 
     @cached_property
     def rows(self) -> Rows:
