@@ -112,7 +112,7 @@ def distill(
     data = Data.of(x, torch.arange(len(x), device=x.device))  # a row's "label" is its place in `target`
 
     def loss(theta: Tree, batch: Batch, k: Tensor) -> tuple[Tensor, Tree]:
-        out = log_probabilities(program.kind, program.predict(theta, batch.x, k))  # (B, K)
+        out = log_probabilities(program.kind, program.predict(only(theta, program.theta0), batch.x, k))  # (B, K)
         each = kl_div(out, target[batch.y], log_target=True, reduction="none").sum(-1)
         value = torch.dot(batch.weight.to(each.dtype), each)
         return value, {"kl": value.detach()}

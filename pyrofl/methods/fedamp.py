@@ -91,7 +91,9 @@ class FedAMP(FedAvg):
 
     def weights(self, models: Tree, heard: Tensor) -> Tensor:
         """xi (K, K)."""
-        w = torch.cat([v.flatten(1).double() for v in only(models, self.program.trainable).values()], 1)  # (K, P)
+        w = torch.cat(
+            [v.reshape(len(v), -1).double() for v in only(models, self.program.trainable).values()], 1
+        )  # (K, P)
         pairs = heard & heard.unsqueeze(1) & ~torch.eye(len(w), dtype=torch.bool, device=w.device)
         if self.attention == "cosine":
             unit = torch.nn.functional.normalize(w)

@@ -99,7 +99,7 @@ class FedFomo(FedAvg):
         p, z, mine = self.program, part(own, "before"), only(own, self.program.theta0)
         every = {k: torch.cat([mine[k].unsqueeze(0), v]) for k, v in part(down, "other").items()}  # (1 + M, ...)
         known = torch.cat([torch.ones_like(down["known"][:1]), down["known"]])
-        gaps = [(every[k] - z[k]).flatten(1).double().square().sum(1) for k in sorted(p.trainable)]
+        gaps = [(every[k] - z[k]).reshape(len(known), -1).double().square().sum(1) for k in sorted(p.trainable)]
         far = torch.stack(gaps).sum(0).sqrt()  # (1 + M,)
         fits = torch.stack([p.log_likelihood(unstack(every, n), held) for n in range(len(known))])
         r = torch.where(known & (far > 0), (fits - p.log_likelihood(z, held)) / torch.where(far > 0, far, 1), 0)
