@@ -184,6 +184,9 @@ def test_a_wrong_type_is_an_error_that_names_the_key_and_the_value(path: str, va
         ({"prior": {"name": "flat"}}, "has no KL"),
         ({"inference": {"beta": -1.0}}, "beta must not be negative"),
         ({"data": {"name": "synthetic", "rows": 0}}, "data: sites, rows and features must be at least 1"),
+        ({"method": {"name": "bayfl", "schedule": "b"}}, "input should be 'a', 'a/sqrt(K)', 'a/k' or 'a/sqrt(k)'"),
+        ({"method": {"name": "bayfl", "distillation": 3}}, "= 3: write a table, such as { epochs = 20.0 }"),
+        ({"method": {"name": "bayfl", "distillation": []}}, "= []: write a table, such as { epochs = 20.0 }"),
     ],
 )
 def test_a_wrong_value_is_an_error_that_says_what_to_write(changes: dict[str, Any], message: str) -> None:
