@@ -98,6 +98,8 @@ def test_what_the_run_itself_knows_is_no_key(key: str) -> None:
         ("alone", "weighting"),
         ("alone", "seed"),
         ("pooled", "finetune"),
+        ("ditto", "finetune_epochs"),
+        ("pvi", "finetune_part"),
         ("fedavg", "schedule"),
     ],
 )

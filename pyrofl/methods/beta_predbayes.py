@@ -18,12 +18,13 @@ from ..optim import SGD, Adam, Optimizer
 from ..random import fold
 from ..tree import Tree, only, stack, unstack
 from .fedavg import FedAvg, Pooling
+from .tuning import Untuned
 
 REPORTS = ("beta", "ensemble_nll", "ensemble_accuracy", "student_nll", "student_accuracy")
 
 
 @dataclass(frozen=True)
-class BetaPredBayes(FedAvg):
+class BetaPredBayes(Untuned, FedAvg):
     """The clients' predictive posteriors p_k are combined between mixture and product, and distilled into one model.
 
     log p = beta sum_k log p_k + (1 - beta) log sum_k pi_k p_k - log Z, with p_k the mean over client k's posterior
@@ -47,7 +48,6 @@ class BetaPredBayes(FedAvg):
     unlabelled: Tensor | None = field(default=None, repr=False, compare=False)  # (U, ...), taken from the run
     labelled: Data | None = field(default=None, repr=False, compare=False)  # taken from the run
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)
 
     prior: ClassVar[str] = "gaussian"
     travels: ClassVar[str] = "posterior samples go up, the distilled model comes down"

@@ -14,10 +14,11 @@ from ..optim import SGD, Optimizer
 from ..random import fold
 from ..tree import Tree, only
 from .fedavg import FedAvg
+from .tuning import Untuned
 
 
 @dataclass(frozen=True)
-class Ditto(FedAvg):
+class Ditto(Untuned, FedAvg):
     """A personal model beside the global one, pulled towards it; the global one is trained as by FedAvg.
 
     Client: y as in FedAvg, from w; and v minimises f_k(v) + (lam / 2) ||v - w||^2 from its last v, by `own_epochs`
@@ -31,7 +32,6 @@ class Ditto(FedAvg):
     lam: float = 1.0
     own_optimizer: Optimizer = field(default=SGD(0.1))
     own_epochs: float = 1.0
-    finetune: bool = field(default=False, init=False, repr=False)  # v takes its place
 
     travels: ClassVar[str] = "the global model, down and up"
     stays: ClassVar[str] = "the personal model"

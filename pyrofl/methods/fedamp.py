@@ -13,12 +13,13 @@ from ..data import Data
 from ..method import Cohort, Reply
 from ..tree import Tree, only, pack, part, put, repeat
 from .fedavg import FedAvg, Pooling
+from .tuning import Untuned
 
 _OTHERS = "report/off_diagonal"  # mean weight that a client's message gives to the other clients
 
 
 @dataclass(frozen=True)
-class FedAMP(FedAvg):
+class FedAMP(Untuned, FedAvg):
     """Personal models that attract each other, similar ones more; the server keeps all of them.
 
     Server: u_i = sum_j xi_ij w_j, sent to client i alone; rows of xi add up to 1 and xi_ii takes what the others leave.
@@ -44,7 +45,6 @@ class FedAMP(FedAvg):
     clients: int = 1  # taken from the run
     weighting: Literal["uniform"] = field(default="uniform", init=False, repr=False)  # xi takes its place
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)  # w_i takes its place
 
     guide: ClassVar[str] = "delta"
     travels: ClassVar[str] = "a mean made for this client down, its own model up"

@@ -72,6 +72,9 @@ class FedAvg:
             raise ValueError("method.pooling = 'product' counts the prior once, so it needs Gaussian priors")
         if self.finetune_part != "all":
             self.part(self.finetune_part)
+        for name in ("finetune_epochs", "finetune_part"):
+            if not self.finetune and getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"method.{name} has an effect only with method.finetune = true")
 
     def init(self, key: Tensor) -> Tree:
         return self.program.init(key)

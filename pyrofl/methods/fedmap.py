@@ -13,13 +13,14 @@ from ..data import Data
 from ..meanfield import Posterior, pool
 from ..method import Cohort, Reply
 from ..tree import Tree, mean, only, pack, without
-from .fedavg import FedAvg, Part, Pooling
+from .fedavg import FedAvg, Pooling
+from .tuning import OwnTuning
 
 EFFECTIVE, VARIANCE = "report/effective_clients", "report/prior_variance"  # 1 / sum_k w_k^2; mean over coordinates
 
 
 @dataclass(frozen=True)
-class FedMAP(FedAvg):
+class FedMAP(OwnTuning, FedAvg):
     """Personal models under a common Gaussian prior that the server re-estimates from them.
 
     Client: theta_k = argmin mean -log p(y | x, theta) - log N(theta; mu, sigma^2) / n_k, from its last theta_k
@@ -47,8 +48,6 @@ class FedMAP(FedAvg):
     literal: bool = False
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # `weights` takes its place
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune_epochs: float | None = field(default=None, init=False, repr=False)
-    finetune_part: Part = field(default="all", init=False, repr=False)
 
     travels: ClassVar[str] = "the prior's mean and variance come down, the client's model and its weight go up"
     stays: ClassVar[str] = "the client's model, from which it goes on"

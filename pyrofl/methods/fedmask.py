@@ -17,10 +17,11 @@ from ..optim import Adam, Optimizer
 from ..random import root
 from ..tree import Tree, only, pack, part, repeat
 from .fedavg import FedAvg, Pooling
+from .tuning import Untuned
 
 
 @dataclass(frozen=True)
-class FedMask(FedAvg):
+class FedMask(Untuned, FedAvg):
     """Weights stay as they started, the same W0 for all; each client learns which of them to switch on.
 
     Client: scores s, mask m = 1[sigmoid(s) > tau], network W0 * m, by gradient steps on s, straight through the step
@@ -49,7 +50,6 @@ class FedMask(FedAvg):
     seed: int = 0  # of W0, taken from the run
     weighting: Literal["uniform"] = field(default="uniform", init=False, repr=False)  # the majority takes its place
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)
 
     guide: ClassVar[str] = "delta"
     travels: ClassVar[str] = "a mask for this client, one bit a weight, down and up"

@@ -13,10 +13,11 @@ from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer
 from ..tree import Ravel, Tree, mean, only, pack, part, scale, sub, where, without, zeros
 from .fedavg import FedAvg, Pooling
+from .tuning import OwnTuning
 
 
 @dataclass(frozen=True)
-class FedPA(FedAvg):
+class FedPA(OwnTuning, FedAvg):
     """The mode of the product of the clients' posteriors, each N(m_k, Sigma_k) sampled by stochastic gradients.
 
     Client: SGD from x; after `burn_in` epochs the mean iterate of each epoch is a sample, l = epochs - burn_in in all

@@ -14,10 +14,11 @@ from ..likelihoods import predictive_kl, soften
 from ..method import Reply
 from ..tree import Tree, only
 from .fedavg import FedAvg, Pooling
+from .tuning import Untuned
 
 
 @dataclass(frozen=True)
-class FedPHP(FedAvg):
+class FedPHP(Untuned, FedAvg):
     """Each client keeps a moving average of its own past models, learns from it and predicts with it.
 
     Client: y as in FedAvg, from w, by the loss (1 - lam) f_k(y) + lam R(y, P), R the mean over rows of
@@ -39,7 +40,6 @@ class FedPHP(FedAvg):
     rounds: int = 1  # taken from the run
     participation: float = 1.0  # share of the clients in a round, taken from the run
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)  # P takes its place
 
     stays: ClassVar[str] = "the moving average of the client's past models"
     guides: ClassVar[tuple[str, ...]] = ("delta",)

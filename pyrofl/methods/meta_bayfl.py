@@ -16,11 +16,12 @@ from ..method import Reply
 from ..optim import Adam, Optimizer, with_rate
 from ..random import fold, is_mapped
 from ..tree import Tree, only, stack, where
-from .fedavg import BayFL, Part
+from .fedavg import BayFL
+from .tuning import OwnTuning
 
 
 @dataclass(frozen=True)
-class MetaBayFL(BayFL):
+class MetaBayFL(OwnTuning, BayFL):
     """Candidate optimizers run trial steps from the global posterior; the lowest held-out loss trains the client.
 
     f_i = loss on d_n of w_g after `trial_epochs` epochs of candidate i on D_n minus d_n; eta_best = argmin f_i; then T
@@ -45,8 +46,6 @@ class MetaBayFL(BayFL):
     train_on: Literal["training", "all"] = "training"
     weighting: Literal["rows", "uniform"] = "uniform"
     finetune: bool = True
-    finetune_epochs: float | None = field(default=None, init=False, repr=False)
-    finetune_part: Part = field(default="all", init=False, repr=False)
     optimizer: Optimizer = field(default=Adam(1e-2), init=False, repr=False)  # the candidates take its place
     schedule: Literal["a"] = field(default="a", init=False, repr=False)
     rounds: int = field(default=1, init=False, repr=False)

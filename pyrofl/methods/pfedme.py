@@ -15,10 +15,11 @@ from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer
 from ..tree import Tree, only, pack, part, scale, sub
 from .fedavg import FedAvg
+from .tuning import Untuned
 
 
 @dataclass(frozen=True)
-class PFedMe(FedAvg):
+class PFedMe(Untuned, FedAvg):
     """The global model descends the envelopes F_k(w) = min_theta f_k(theta) + (lam / 2) ||theta - w||^2.
 
     Client, each local step on one batch: theta by `inner_steps` steps theta <- theta - inner_lr (g(theta) +
@@ -36,7 +37,6 @@ class PFedMe(FedAvg):
     beta: float = 1.0
     optimizer: Optimizer = field(default=SGD(0.01))
     weighting: Literal["rows", "uniform"] = "uniform"
-    finetune: bool = field(default=False, init=False, repr=False)  # theta takes its place
 
     stays: ClassVar[str] = "the personal model, from which it goes on"
 

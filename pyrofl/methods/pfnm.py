@@ -16,12 +16,13 @@ from ..random import fold, generator, root
 from ..tree import Tree, mean, only, unstack, without
 from .fedavg import FedAvg, Pooling
 from .hidden_units import HiddenUnits
+from .tuning import Untuned
 
 UNITS = "report/units"  # of the matched network that are in use
 
 
 @dataclass(frozen=True)
-class PFNM(FedAvg):
+class PFNM(Untuned, FedAvg):
     """Hidden units of the clients' networks are noisy copies of a common set, to which they are matched.
 
     Client: its own network of `units` hidden units, from a start of its own; in a further round it trains on. Server:
@@ -46,7 +47,6 @@ class PFNM(FedAvg):
     sweeps: int = 10
     seed: int = 0  # of the clients' initial networks, taken from the run
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)
 
     travels: ClassVar[str] = "the client's network goes up, the matched one comes down"
     guides: ClassVar[tuple[str, ...]] = ("delta",)
