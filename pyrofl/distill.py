@@ -12,6 +12,7 @@ from torch.nn.functional import kl_div, logsigmoid
 
 from .data import Batch, Data
 from .fit import fit
+from .limits import EPOCHS, positive
 from .optim import SGD, Optimizer
 from .program import Program
 from .random import fold
@@ -34,9 +35,8 @@ class Distillation:
     average_every: int = 25
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"distillation.{name} must be positive, got {getattr(self, name)}")
+        positive("distillation", self, "epochs", most=EPOCHS)
+        positive("distillation", self, "temperature")
         if self.size < 1:
             raise ValueError(f"distillation.size must be at least 1 row, got {self.size}")
         if not 0 <= self.average_after <= 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,6 +12,7 @@ from ..committee import combined, fitted, nll_and_accuracy
 from ..data import Data
 from ..distill import Distillation, distill, ensemble, needs_unlabelled
 from ..langevin import langevin
+from ..limits import EPOCHS, positive
 from ..method import Cohort, Reply
 from ..optim import SGD, Adam, Optimizer
 from ..random import fold
@@ -59,9 +59,8 @@ class BetaPredBayes(Untuned, FedAvg):
         super().__post_init__()
         if self.samples < 1:
             raise ValueError(f"method.samples must be at least 1, got {self.samples}")
-        for name in ("between", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"method.{name} must be positive, got {getattr(self, name)}")
+        positive("method", self, "between", most=EPOCHS)
+        positive("method", self, "temperature")
         langevin(self.program.parts, self.optimizer, self.program.trainable)  # refuses what cannot sample
         needs_unlabelled(self.unlabelled, self.program, "beta_predbayes")
         if self.labelled is None:

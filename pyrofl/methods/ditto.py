@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..data import Data
+from ..limits import EPOCHS, positive
 from ..method import Reply
 from ..optim import SGD, Optimizer
 from ..random import fold
@@ -40,8 +41,7 @@ class Ditto(Untuned, FedAvg):
         super().__post_init__()
         if not 0 <= self.lam < math.inf:
             raise ValueError(f"method.lam must be 0 or positive, got {self.lam}")
-        if not 0 < self.own_epochs < math.inf:
-            raise ValueError(f"method.own_epochs must be positive, got {self.own_epochs}")
+        positive("method", self, "own_epochs", most=EPOCHS)
 
     def join(self, down: Tree) -> Tree:
         return only(down, self.program.theta0)

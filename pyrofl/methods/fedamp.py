@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..data import Data
+from ..limits import positive
 from ..method import Cohort, Reply
 from ..tree import Tree, only, pack, part, put, repeat
 from .fedavg import FedAvg, Pooling
@@ -52,8 +53,7 @@ class FedAMP(Untuned, FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.sigma < math.inf:
-            raise ValueError(f"method.sigma must be positive, got {self.sigma}")
+        positive("method", self, "sigma")
         if not 0 <= self.mu < math.inf:
             raise ValueError(f"method.mu must be 0 or positive, got {self.mu}")
         most = self.sigma / max(self.clients - 1, 1) if self.attention == "absolute" else 1.0

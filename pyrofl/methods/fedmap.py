@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..data import Data
+from ..limits import positive
 from ..meanfield import Posterior, pool
 from ..method import Cohort, Reply
 from ..tree import Tree, mean, only, pack, without
@@ -57,10 +57,7 @@ class FedMAP(OwnTuning, FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("first_variance", "fixed_variance", "floor"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"method.{name} must be positive, got {value}")
+        positive("method", self, "first_variance", "fixed_variance", "floor")
 
     def init(self, key: Tensor) -> Tree:
         theta, p = super().init(key), self.program

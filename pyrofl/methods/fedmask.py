@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..data import Batch, Data
 from ..fit import fit
+from ..limits import positive
 from ..masks import Wire, all_inputs, merged, mirrored, strongest_inputs, switched
 from ..method import Cohort, Reply
 from ..optim import Adam, Optimizer
@@ -63,8 +64,7 @@ class FedMask(Untuned, FedAvg):
             raise ValueError(f"method.keep must be above 0 and at most 1, got {self.keep}")
         if not 0 < self.tau < 1:
             raise ValueError(f"method.tau must be between 0 and 1, got {self.tau}")
-        if not 0 < self.first < math.inf:
-            raise ValueError(f"method.first must be positive, got {self.first}")
+        positive("method", self, "first")
         if not self.shapes:
             raise ValueError("fedmask masks tensors of two and more axes, and this model has none: use fedavg")
 

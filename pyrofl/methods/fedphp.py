@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from ..data import Batch, Data
 from ..likelihoods import predictive_kl, soften
+from ..limits import positive
 from ..method import Reply
 from ..tree import Tree, only
 from .fedavg import FedAvg, Pooling
@@ -51,8 +51,7 @@ class FedPHP(Untuned, FedAvg):
             raise ValueError(f"method.lam must be from 0 to below 1, got {self.lam}: 1 leaves no weight to the labels")
         if not 0 <= self.most <= 1:
             raise ValueError(f"method.most must be from 0 to 1, got {self.most}")
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"method.temperature must be positive, got {self.temperature}")
+        positive("method", self, "temperature")
         kind = self.program.kind
         if self.temperature != 1 and kind not in ("categorical", "bernoulli"):
             raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,6 +11,7 @@ from torch.func import vmap
 
 from ..data import Data
 from ..fit import NonFinite, over
+from ..limits import EPOCHS, positive
 from ..method import Reply
 from ..optim import Adam, Optimizer, with_rate
 from ..random import fold, is_mapped
@@ -56,8 +56,7 @@ class MetaBayFL(OwnTuning, BayFL):
             raise ValueError("method.optimizers is empty: name at least one candidate, such as 'adam:1e-3'")
         if not 0 < self.holdout < 1:
             raise ValueError(f"method.holdout must be between 0 and 1, got {self.holdout}")
-        if not 0 < self.trial_epochs < math.inf:
-            raise ValueError(f"method.trial_epochs must be positive, got {self.trial_epochs}")
+        positive("method", self, "trial_epochs", most=EPOCHS)
         if self.score_draws < 1:
             raise ValueError(f"method.score_draws must be at least 1, got {self.score_draws}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from ..data import Batch, Data
 from ..fit import descend, slope, with_gradient
+from ..limits import positive
 from ..method import Reply
 from ..random import fold
 from ..tree import Tree, add, only, scale, sqnorm, sub, tmap, where
@@ -44,9 +44,7 @@ class PerFedAvg(Untuned, FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("alpha", "delta"):
-            if not 0 < (value := getattr(self, name)) < math.inf:
-                raise ValueError(f"method.{name} must be positive, got {value}")
+        positive("method", self, "alpha", "delta")
         if self.adapt < 1:
             raise ValueError(f"method.adapt must be at least 1 step, got {self.adapt}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from ..data import Batch, Data
 from ..fit import descend, fit, with_gradient
+from ..limits import positive
 from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer
 from ..tree import Tree, only, pack, part, scale, sub
@@ -42,9 +42,7 @@ class PFedMe(Untuned, FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lam", "inner_lr", "beta"):
-            if not 0 < (value := getattr(self, name)) < math.inf:
-                raise ValueError(f"method.{name} must be positive, got {value}")
+        positive("method", self, "lam", "inner_lr", "beta")
         if self.inner_steps < 1:
             raise ValueError(f"method.inner_steps must be at least 1, got {self.inner_steps}")
         if self.optimizer != SGD(self.eta):

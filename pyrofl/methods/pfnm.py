@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..data import Data
+from ..limits import positive
 from ..matching import match
 from ..method import Cohort, Reply
 from ..random import fold, generator, root
@@ -54,9 +54,7 @@ class PFNM(Untuned, FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("noise", "spread", "gamma"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"method.{name} must be positive, got {getattr(self, name)}")
+        positive("method", self, "noise", "spread", "gamma")
         if self.sweeps < 1:
             raise ValueError(f"method.sweeps must be at least 1, got {self.sweeps}")
         room = self.hidden.capacity
