@@ -51,6 +51,8 @@ class FedPA(OwnTuning, FedAvg):
                 f"each epoch after method.burn_in = {self.burn_in} whole epochs gives a sample, "
                 f"and method.epochs = {self.epochs} leaves none or part of one"
             )
+        if self.warmup < 0:
+            raise ValueError(f"method.warmup is a number of rounds, 0 or more, got {self.warmup}")
         if not 0 <= self.rho < float("inf"):
             raise ValueError(f"method.rho must be 0 or positive, got {self.rho}")
         if self.rho > 0 and self.samples < 2:
