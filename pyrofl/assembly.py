@@ -235,9 +235,13 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f'device = "{name}": {str(error).splitlines()[0]}') from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        number = "" if device.index is None else f" of number {device.index}"
+        raise ConfigError(f'device = "{name}": no CUDA device{number} here; use "cpu" or "auto"')
+    return device
 
 
 def _loaded(
@@ -321,7 +325,7 @@ def _as_config_error(where: str) -> Iterator[None]:
         yield
     except (ValueError, FileNotFoundError, KeyError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        raise ConfigError(f"{where}: {text}") from error
+        raise ConfigError(str(text) if str(text).startswith(f"{where}.") else f"{where}: {text}") from error
 
 
 def _program(
@@ -376,7 +380,8 @@ def _program(
     try:
         return Program(model, x, y, guide=functools.partial(guide, **keywords), **options), tables
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ConfigError(f"model ({config.model['name']}): {error}") from error
+        ours = str(error).startswith(("guide.", "inference."))
+        raise ConfigError(str(error) if ours else f"model ({config.model['name']}): {error}") from error
 
 
 def _points(*, points: tuple[str, ...] = ("norm",)) -> dict[str, tuple[str, ...]]:

@@ -305,7 +305,10 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     if isinstance(value, Optimizer):
         return value
     nested = _nested(hint)
-    if nested is not None and isinstance(value, Mapping):
+    if nested is not None:
+        if not isinstance(value, Mapping):
+            key, number = next((f.name, f.default) for f in dataclasses.fields(nested) if isinstance(f.default, float))
+            raise ConfigError(f"{where} = {value!r}: write a table, such as {{ {key} = {number} }}")
         try:
             return nested(**arguments(nested, dict(value), where=where))
         except ValueError as error:
@@ -333,7 +336,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(p) for p in first["loc"] if not str(p).startswith("function"))
-        raise ConfigError(f"{where}{'.' + at if at else ''} = {value!r}: {first['msg'].lower()}") from None
+        said = first["msg"][:1].lower() + first["msg"][1:]
+        raise ConfigError(f"{where}{'.' + at if at else ''} = {value!r}: {said}") from None
 
 
 def _nested(hint: Any) -> Any:

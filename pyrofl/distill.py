@@ -12,6 +12,7 @@ from torch.nn.functional import kl_div, logsigmoid
 
 from .data import Batch, Data
 from .fit import fit
+from .limits import EPOCHS, positive
 from .optim import SGD, Optimizer
 from .program import Program
 from .random import fold
@@ -34,9 +35,8 @@ class Distillation:
     average_every: int = 25
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"distillation.{name} must be positive, got {getattr(self, name)}")
+        positive("distillation", self, "epochs", most=EPOCHS)
+        positive("distillation", self, "temperature")
         if self.size < 1:
             raise ValueError(f"distillation.size must be at least 1 row, got {self.size}")
         if not 0 <= self.average_after <= 1:
@@ -112,7 +112,7 @@ def distill(
     data = Data.of(x, torch.arange(len(x), device=x.device))  # a row's "label" is its place in `target`
 
     def loss(theta: Tree, batch: Batch, k: Tensor) -> tuple[Tensor, Tree]:
-        out = log_probabilities(program.kind, program.predict(theta, batch.x, k))  # (B, K)
+        out = log_probabilities(program.kind, program.predict(only(theta, program.theta0), batch.x, k))  # (B, K)
         each = kl_div(out, target[batch.y], log_target=True, reduction="none").sum(-1)
         value = torch.dot(batch.weight.to(each.dtype), each)
         return value, {"kl": value.detach()}

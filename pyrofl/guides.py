@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,8 @@ class Normal(AutoNormal):
     def __init__(
         self, model: Callable[..., Any], *, init_loc_fn: Callable[..., Any] = init_to_feasible, init_scale: float = 0.05
     ):
+        if not 0 < init_scale < math.inf:
+            raise ValueError(f"guide.init_scale must be positive and finite, got {init_scale}")
         super().__init__(model, init_loc_fn=init_loc_fn, init_scale=init_scale)
 
 

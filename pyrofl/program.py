@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -82,8 +83,8 @@ class Program:
         if not isinstance(model, PyroModule):
             name = type(model).__name__
             raise TypeError(f"{name} is not a PyroModule: lift a network with Bayesian(net, prior, likelihood)")
-        if not beta >= 0:
-            raise ValueError(f"beta must not be negative, got {beta}")
+        if not 0 <= beta < math.inf:
+            raise ValueError(f"inference.beta must be 0 or positive, and finite, got {beta}")
         self.closed, self.beta, self.particles, self._example = kl == "closed", beta, particles, (x, y)
         self.model = copy.deepcopy(model)
         if not isinstance(model, Bayesian):

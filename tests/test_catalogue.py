@@ -81,7 +81,9 @@ def test_a_method_takes_the_guides_that_it_names_and_no_others(name: str, guide:
         assert method(program, **given).program is program
     else:
         known = " or ".join(repr(g) for g in method.guides)
-        with pytest.raises(ValueError, match=re.escape(f"{method.__name__} {method.guides_because}: use guide = {known}")):
+        with pytest.raises(
+            ValueError, match=re.escape(f"{method.__name__} {method.guides_because}: use guide = {known}")
+        ):
             method(program, **given)
     assert len(method.guides) == 3 or method.guides_because, "a reason for what is refused"
 

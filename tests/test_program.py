@@ -387,7 +387,7 @@ def test_arguments_are_checked():
         Program(model, x, y, kl="exact")
     with pytest.raises(ValueError, match="particles must be at least 1, got 0"):
         Program(model, x, y, particles=0)
-    with pytest.raises(ValueError, match="beta must not be negative"):
+    with pytest.raises(ValueError, match="beta must be 0 or positive, and finite"):
         Program(model, x, y, beta=-1.0)
     with pytest.raises(ValueError, match="labels go from 0 to 2, but the model has 2 outputs"):
         Program(model, x, torch.arange(6) % 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -32,6 +33,9 @@ def synthetic(
     choose(likelihood, ("bernoulli", "gaussian", "poisson"), "likelihood of the synthetic set")
     if sites < 1 or rows < 1 or features < 1:
         raise ValueError(f"sites, rows and features must be at least 1, got {sites}, {rows}, {features}")
+    for name, value in (("spread", spread), ("shift", shift), ("scale", scale)):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"data.{name} must be 0 or positive, and finite, got {value}")
     key = fold(root(seed), "synthetic")
     truth = coefficients(sites=sites, features=features, spread=spread, seed=seed)
     centers = shift * normal(fold(key, "centers"), (sites, 1, features), torch.float64)

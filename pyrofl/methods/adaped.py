@@ -15,10 +15,11 @@ from ..likelihoods import predictive_kl
 from ..method import Reply
 from ..tree import Tree, only, pack, part
 from .fedavg import FedAvg, Pooling
+from .tuning import Untuned
 
 
 @dataclass(frozen=True)
-class AdaPeD(FedAvg):
+class AdaPeD(Untuned, FedAvg):
     """Adaptive personalisation by distillation: min f_k(theta) + log(2 psi) / 2 + KD(mu, theta) / (2 psi).
 
     KD is the mean over the client's rows of KL(p_mu || p_theta), the predictions of the global model mu against those
@@ -38,7 +39,6 @@ class AdaPeD(FedAvg):
     floor: float = 0.1
     weighting: Literal["rows", "uniform"] = "uniform"
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)  # theta takes its place
 
     guide: ClassVar[str] = "delta"
     travels: ClassVar[str] = "the global model and one number, down and up"

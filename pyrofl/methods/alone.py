@@ -12,11 +12,12 @@ from ..data import Data
 from ..method import Cohort, Reply
 from ..random import root
 from ..tree import Tree, where
-from .fedavg import FedAvg, Part, Pooling
+from .fedavg import FedAvg, Pooling
+from .tuning import Untuned
 
 
 @dataclass(frozen=True)
-class Alone(FedAvg):
+class Alone(Untuned, FedAvg):
     """Every client trains on its own rows for all rounds; nothing travels.
 
     A client without rows predicts with its prior, where that is Gaussian.
@@ -25,9 +26,6 @@ class Alone(FedAvg):
     seed: int = 0  # of the initial model, taken from the run
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # nothing is averaged
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)
-    finetune_epochs: float | None = field(default=None, init=False, repr=False)
-    finetune_part: Part = field(default="all", init=False, repr=False)
 
     travels: ClassVar[str] = "nothing"
     stays: ClassVar[str] = "the model"
@@ -59,14 +57,11 @@ class Alone(FedAvg):
 
 
 @dataclass(frozen=True)
-class Pooled(FedAvg):
+class Pooled(Untuned, FedAvg):
     """One model trained on all clients' rows together: what federation gives up, not a federated method."""
 
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # there is one model
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)
-    finetune_epochs: float | None = field(default=None, init=False, repr=False)
-    finetune_part: Part = field(default="all", init=False, repr=False)
 
     travels: ClassVar[str] = "all rows, to one place"
     pools: ClassVar[bool] = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,17 +12,19 @@ from ..committee import combined, fitted, nll_and_accuracy
 from ..data import Data
 from ..distill import Distillation, distill, ensemble, needs_unlabelled
 from ..langevin import langevin
+from ..limits import EPOCHS, positive
 from ..method import Cohort, Reply
 from ..optim import SGD, Adam, Optimizer
 from ..random import fold
 from ..tree import Tree, only, stack, unstack
 from .fedavg import FedAvg, Pooling
+from .tuning import Untuned
 
 REPORTS = ("beta", "ensemble_nll", "ensemble_accuracy", "student_nll", "student_accuracy")
 
 
 @dataclass(frozen=True)
-class BetaPredBayes(FedAvg):
+class BetaPredBayes(Untuned, FedAvg):
     """The clients' predictive posteriors p_k are combined between mixture and product, and distilled into one model.
 
     log p = beta sum_k log p_k + (1 - beta) log sum_k pi_k p_k - log Z, with p_k the mean over client k's posterior
@@ -47,7 +48,6 @@ class BetaPredBayes(FedAvg):
     unlabelled: Tensor | None = field(default=None, repr=False, compare=False)  # (U, ...), taken from the run
     labelled: Data | None = field(default=None, repr=False, compare=False)  # taken from the run
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)
 
     prior: ClassVar[str] = "gaussian"
     travels: ClassVar[str] = "posterior samples go up, the distilled model comes down"
@@ -59,9 +59,8 @@ class BetaPredBayes(FedAvg):
         super().__post_init__()
         if self.samples < 1:
             raise ValueError(f"method.samples must be at least 1, got {self.samples}")
-        for name in ("between", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"method.{name} must be positive, got {getattr(self, name)}")
+        positive("method", self, "between", most=EPOCHS)
+        positive("method", self, "temperature")
         langevin(self.program.parts, self.optimizer, self.program.trainable)  # refuses what cannot sample
         needs_unlabelled(self.unlabelled, self.program, "beta_predbayes")
         if self.labelled is None:

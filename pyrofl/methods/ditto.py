@@ -9,15 +9,17 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..data import Data
+from ..limits import EPOCHS, positive
 from ..method import Reply
 from ..optim import SGD, Optimizer
 from ..random import fold
 from ..tree import Tree, only
 from .fedavg import FedAvg
+from .tuning import Untuned
 
 
 @dataclass(frozen=True)
-class Ditto(FedAvg):
+class Ditto(Untuned, FedAvg):
     """A personal model beside the global one, pulled towards it; the global one is trained as by FedAvg.
 
     Client: y as in FedAvg, from w; and v minimises f_k(v) + (lam / 2) ||v - w||^2 from its last v, by `own_epochs`
@@ -31,7 +33,6 @@ class Ditto(FedAvg):
     lam: float = 1.0
     own_optimizer: Optimizer = field(default=SGD(0.1))
     own_epochs: float = 1.0
-    finetune: bool = field(default=False, init=False, repr=False)  # v takes its place
 
     travels: ClassVar[str] = "the global model, down and up"
     stays: ClassVar[str] = "the personal model"
@@ -40,8 +41,7 @@ class Ditto(FedAvg):
         super().__post_init__()
         if not 0 <= self.lam < math.inf:
             raise ValueError(f"method.lam must be 0 or positive, got {self.lam}")
-        if not 0 < self.own_epochs < math.inf:
-            raise ValueError(f"method.own_epochs must be positive, got {self.own_epochs}")
+        positive("method", self, "own_epochs", most=EPOCHS)
 
     def join(self, down: Tree) -> Tree:
         return only(down, self.program.theta0)

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from ..data import Data
+from ..limits import positive
 from ..method import Cohort, Reply
 from ..tree import Tree, only, pack, part, put, repeat
 from .fedavg import FedAvg, Pooling
+from .tuning import Untuned
 
 _OTHERS = "report/off_diagonal"  # mean weight that a client's message gives to the other clients
 
 
 @dataclass(frozen=True)
-class FedAMP(FedAvg):
+class FedAMP(Untuned, FedAvg):
     """Personal models that attract each other, similar ones more; the server keeps all of them.
 
     Server: u_i = sum_j xi_ij w_j, sent to client i alone; rows of xi add up to 1 and xi_ii takes what the others leave.
@@ -44,7 +46,6 @@ class FedAMP(FedAvg):
     clients: int = 1  # taken from the run
     weighting: Literal["uniform"] = field(default="uniform", init=False, repr=False)  # xi takes its place
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)  # w_i takes its place
 
     guide: ClassVar[str] = "delta"
     travels: ClassVar[str] = "a mean made for this client down, its own model up"
@@ -52,8 +53,7 @@ class FedAMP(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.sigma < math.inf:
-            raise ValueError(f"method.sigma must be positive, got {self.sigma}")
+        positive("method", self, "sigma")
         if not 0 <= self.mu < math.inf:
             raise ValueError(f"method.mu must be 0 or positive, got {self.mu}")
         most = self.sigma / max(self.clients - 1, 1) if self.attention == "absolute" else 1.0
@@ -91,7 +91,9 @@ class FedAMP(FedAvg):
 
     def weights(self, models: Tree, heard: Tensor) -> Tensor:
         """xi (K, K)."""
-        w = torch.cat([v.flatten(1).double() for v in only(models, self.program.trainable).values()], 1)  # (K, P)
+        w = torch.cat(
+            [v.reshape(len(v), -1).double() for v in only(models, self.program.trainable).values()], 1
+        )  # (K, P)
         pairs = heard & heard.unsqueeze(1) & ~torch.eye(len(w), dtype=torch.bool, device=w.device)
         if self.attention == "cosine":
             unit = torch.nn.functional.normalize(w)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from ..data import Batch, Data
 from ..distill import Distillation, distill, ensemble, needs_unlabelled
 from ..fit import After, Loss, fit
+from ..limits import EPOCHS, positive
 from ..meanfield import Posterior, pool
 from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer, with_rate
@@ -58,10 +58,7 @@ class FedAvg:
         if self.program.family not in self.guides:
             known = " or ".join(repr(g) for g in self.guides)
             raise ValueError(f"{type(self).__name__} {self.guides_because}: use guide = {known}")
-        for name in ("epochs", "finetune_epochs"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"method.{name} must be positive, got {value}")
+        positive("method", self, "epochs", "finetune_epochs", most=EPOCHS)
         if self.size < 1:
             raise ValueError(f"method.size must be at least 1 row, got {self.size}")
         if self.pooling != "scale" and not self.program.mean_field:
@@ -72,6 +69,9 @@ class FedAvg:
             raise ValueError("method.pooling = 'product' counts the prior once, so it needs Gaussian priors")
         if self.finetune_part != "all":
             self.part(self.finetune_part)
+        for name in ("finetune_epochs", "finetune_part"):
+            if not self.finetune and getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"method.{name} has an effect only with method.finetune = true")
 
     def init(self, key: Tensor) -> Tree:
         return self.program.init(key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..distill import Distillation, distill, ensemble, needs_unlabelled
+from ..limits import positive
 from ..method import Cohort
 from ..random import fold, generator, normal
 from ..tree import Ravel, Tree, mean, only, unstack
@@ -52,8 +52,7 @@ class FedBE(FedAvg):
         super().__post_init__()
         if self.samples < 0:
             raise ValueError(f"method.samples is a number of models, 0 or more, got {self.samples}")
-        if not 0 < self.concentration < math.inf:
-            raise ValueError(f"method.concentration must be positive, got {self.concentration}")
+        positive("method", self, "concentration")
         needs_unlabelled(self.unlabelled, self.program, "fedbe")
 
     def init(self, key: Tensor) -> Tree:

@@ -15,10 +15,11 @@ from ..method import Cohort, Reply
 from ..random import fold, generator
 from ..tree import Tree, only, pack, part, put, repeat, unstack
 from .fedavg import FedAvg, Pooling
+from .tuning import Untuned
 
 
 @dataclass(frozen=True)
-class FedFomo(FedAvg):
+class FedFomo(Untuned, FedAvg):
     """First-order model optimisation: personal models, mixed at the client by what they do on its held-out rows.
 
     Client i holds z, where its last round began, and theta_i, where it ended; it receives M others' models. For its own
@@ -47,7 +48,6 @@ class FedFomo(FedAvg):
     clients: int = 1  # taken from the run
     weighting: Literal["uniform"] = field(default="uniform", init=False, repr=False)  # w takes its place
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)  # theta_i takes its place
 
     guide: ClassVar[str] = "delta"
     travels: ClassVar[str] = "some clients' models down; its own model and the weights it gave them up"
@@ -99,7 +99,7 @@ class FedFomo(FedAvg):
         p, z, mine = self.program, part(own, "before"), only(own, self.program.theta0)
         every = {k: torch.cat([mine[k].unsqueeze(0), v]) for k, v in part(down, "other").items()}  # (1 + M, ...)
         known = torch.cat([torch.ones_like(down["known"][:1]), down["known"]])
-        gaps = [(every[k] - z[k]).flatten(1).double().square().sum(1) for k in sorted(p.trainable)]
+        gaps = [(every[k] - z[k]).reshape(len(known), -1).double().square().sum(1) for k in sorted(p.trainable)]
         far = torch.stack(gaps).sum(0).sqrt()  # (1 + M,)
         fits = torch.stack([p.log_likelihood(unstack(every, n), held) for n in range(len(known))])
         r = torch.where(known & (far > 0), (fits - p.log_likelihood(z, held)) / torch.where(far > 0, far, 1), 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -10,16 +9,18 @@ import torch
 from torch import Tensor
 
 from ..data import Data
+from ..limits import positive
 from ..meanfield import Posterior, pool
 from ..method import Cohort, Reply
 from ..tree import Tree, mean, only, pack, without
-from .fedavg import FedAvg, Part, Pooling
+from .fedavg import FedAvg, Pooling
+from .tuning import OwnTuning
 
 EFFECTIVE, VARIANCE = "report/effective_clients", "report/prior_variance"  # 1 / sum_k w_k^2; mean over coordinates
 
 
 @dataclass(frozen=True)
-class FedMAP(FedAvg):
+class FedMAP(OwnTuning, FedAvg):
     """Personal models under a common Gaussian prior that the server re-estimates from them.
 
     Client: theta_k = argmin mean -log p(y | x, theta) - log N(theta; mu, sigma^2) / n_k, from its last theta_k
@@ -47,8 +48,6 @@ class FedMAP(FedAvg):
     literal: bool = False
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # `weights` takes its place
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune_epochs: float | None = field(default=None, init=False, repr=False)
-    finetune_part: Part = field(default="all", init=False, repr=False)
 
     travels: ClassVar[str] = "the prior's mean and variance come down, the client's model and its weight go up"
     stays: ClassVar[str] = "the client's model, from which it goes on"
@@ -58,10 +57,7 @@ class FedMAP(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("first_variance", "fixed_variance", "floor"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"method.{name} must be positive, got {value}")
+        positive("method", self, "first_variance", "fixed_variance", "floor")
 
     def init(self, key: Tensor) -> Tree:
         theta, p = super().init(key), self.program

@@ -11,16 +11,18 @@ from torch import Tensor
 
 from ..data import Batch, Data
 from ..fit import fit
+from ..limits import positive
 from ..masks import Wire, all_inputs, merged, mirrored, strongest_inputs, switched
 from ..method import Cohort, Reply
 from ..optim import Adam, Optimizer
 from ..random import root
 from ..tree import Tree, only, pack, part, repeat
 from .fedavg import FedAvg, Pooling
+from .tuning import Untuned
 
 
 @dataclass(frozen=True)
-class FedMask(FedAvg):
+class FedMask(Untuned, FedAvg):
     """Weights stay as they started, the same W0 for all; each client learns which of them to switch on.
 
     Client: scores s, mask m = 1[sigmoid(s) > tau], network W0 * m, by gradient steps on s, straight through the step
@@ -49,7 +51,6 @@ class FedMask(FedAvg):
     seed: int = 0  # of W0, taken from the run
     weighting: Literal["uniform"] = field(default="uniform", init=False, repr=False)  # the majority takes its place
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)
 
     guide: ClassVar[str] = "delta"
     travels: ClassVar[str] = "a mask for this client, one bit a weight, down and up"
@@ -63,8 +64,7 @@ class FedMask(FedAvg):
             raise ValueError(f"method.keep must be above 0 and at most 1, got {self.keep}")
         if not 0 < self.tau < 1:
             raise ValueError(f"method.tau must be between 0 and 1, got {self.tau}")
-        if not 0 < self.first < math.inf:
-            raise ValueError(f"method.first must be positive, got {self.first}")
+        positive("method", self, "first")
         if not self.shapes:
             raise ValueError("fedmask masks tensors of two and more axes, and this model has none: use fedavg")
 

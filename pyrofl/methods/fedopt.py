@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ..limits import positive
 from ..method import Cohort
 from ..tree import Tree, add, only, pack, part, scale, sub, tmap, zeros
 from .fedavg import FedAvg
@@ -28,8 +28,7 @@ class FedOpt(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.server_rate < math.inf:
-            raise ValueError(f"method.server_rate must be positive, got {self.server_rate}")
+        positive("method", self, "server_rate")
         for name in ("momentum", "b1", "b2"):
             if not 0 <= getattr(self, name, 0) < 1:
                 raise ValueError(f"method.{name} must be at least 0 and below 1, got {getattr(self, name)}")
@@ -88,8 +87,7 @@ class FedAdam(FedOpt):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.tau < math.inf:
-            raise ValueError(f"method.tau must be positive, got {self.tau}")
+        positive("method", self, "tau", most=1e6)
 
     def memory(self, w: Tree) -> Tree:
         return pack(m=zeros(w), v=tmap(lambda k: torch.full_like(k, self.tau**2), w))

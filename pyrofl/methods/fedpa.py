@@ -13,10 +13,11 @@ from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer
 from ..tree import Ravel, Tree, mean, only, pack, part, scale, sub, where, without, zeros
 from .fedavg import FedAvg, Pooling
+from .tuning import OwnTuning
 
 
 @dataclass(frozen=True)
-class FedPA(FedAvg):
+class FedPA(OwnTuning, FedAvg):
     """The mode of the product of the clients' posteriors, each N(m_k, Sigma_k) sampled by stochastic gradients.
 
     Client: SGD from x; after `burn_in` epochs the mean iterate of each epoch is a sample, l = epochs - burn_in in all
@@ -50,6 +51,8 @@ class FedPA(FedAvg):
                 f"each epoch after method.burn_in = {self.burn_in} whole epochs gives a sample, "
                 f"and method.epochs = {self.epochs} leaves none or part of one"
             )
+        if self.warmup < 0:
+            raise ValueError(f"method.warmup is a number of rounds, 0 or more, got {self.warmup}")
         if not 0 <= self.rho < float("inf"):
             raise ValueError(f"method.rho must be 0 or positive, got {self.rho}")
         if self.rho > 0 and self.samples < 2:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -11,13 +10,15 @@ from torch import Tensor
 
 from ..data import Batch, Data
 from ..likelihoods import predictive_kl, soften
+from ..limits import positive
 from ..method import Reply
 from ..tree import Tree, only
 from .fedavg import FedAvg, Pooling
+from .tuning import Untuned
 
 
 @dataclass(frozen=True)
-class FedPHP(FedAvg):
+class FedPHP(Untuned, FedAvg):
     """Each client keeps a moving average of its own past models, learns from it and predicts with it.
 
     Client: y as in FedAvg, from w, by the loss (1 - lam) f_k(y) + lam R(y, P), R the mean over rows of
@@ -39,7 +40,6 @@ class FedPHP(FedAvg):
     rounds: int = 1  # taken from the run
     participation: float = 1.0  # share of the clients in a round, taken from the run
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)  # P takes its place
 
     stays: ClassVar[str] = "the moving average of the client's past models"
     guides: ClassVar[tuple[str, ...]] = ("delta",)
@@ -51,8 +51,7 @@ class FedPHP(FedAvg):
             raise ValueError(f"method.lam must be from 0 to below 1, got {self.lam}: 1 leaves no weight to the labels")
         if not 0 <= self.most <= 1:
             raise ValueError(f"method.most must be from 0 to 1, got {self.most}")
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"method.temperature must be positive, got {self.temperature}")
+        positive("method", self, "temperature")
         kind = self.program.kind
         if self.temperature != 1 and kind not in ("categorical", "bernoulli"):
             raise ValueError(

@@ -17,12 +17,13 @@ from ..optim import SGD, SGLD, Optimizer
 from ..random import fold, uniform
 from ..tree import Tree, add, mean, only, pack, part, scale, without, zeros
 from .fedavg import FedAvg, Pooling
+from .tuning import Untuned
 
 FLOOR = 1e-4  # of the population's variance
 
 
 @dataclass(frozen=True)
-class FedPop(FedAvg):
+class FedPop(Untuned, FedAvg):
     """Last layers z_k ~ N(mu, diag v) of a population, a common body phi: maximum likelihood of (phi, mu, v).
 
     Client: `epochs` of Langevin steps on z_k, of the rate of `optimizer`, with the stationary law
@@ -43,7 +44,6 @@ class FedPop(FedAvg):
     server: Optimizer = field(default=SGD(0.1))
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)
 
     travels: ClassVar[str] = "body and population prior of heads down, the body's change and moments of heads up"
     stays: ClassVar[str] = "the chain's last layer"

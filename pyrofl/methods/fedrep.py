@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
 from ..data import Data
+from ..limits import EPOCHS, positive
 from ..method import Reply
 from ..random import fold
 from ..tree import Tree, only, without
@@ -35,8 +35,7 @@ class FedRep(FedPer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.head_epochs < math.inf:
-            raise ValueError(f"method.head_epochs must be positive, got {self.head_epochs}")
+        positive("method", self, "head_epochs", most=EPOCHS)
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
         head, body = self.part("head"), self.part("body")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from ..data import Data
 from ..empirical_bayes.line import npmle_lines
 from ..empirical_bayes.npmle import npmle
+from ..limits import positive
 from ..method import Cohort
 from ..tree import Ravel, Tree, only
 from .fedavg import FedAvg
@@ -46,9 +46,7 @@ class HeadPrior(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("damping", "tolerance"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"method.{name} must be positive, got {getattr(self, name)}")
+        positive("method", self, "damping", "tolerance")
         p = self.program
         if p.kind not in ("categorical", "bernoulli"):
             raise ValueError(f"the variances of a head are those of a classifier's, and this model is {p.kind}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,15 +11,17 @@ from torch.func import vmap
 
 from ..data import Data
 from ..fit import NonFinite, over
+from ..limits import EPOCHS, positive
 from ..method import Reply
 from ..optim import Adam, Optimizer, with_rate
 from ..random import fold, is_mapped
 from ..tree import Tree, only, stack, where
-from .fedavg import BayFL, Part
+from .fedavg import BayFL
+from .tuning import OwnTuning
 
 
 @dataclass(frozen=True)
-class MetaBayFL(BayFL):
+class MetaBayFL(OwnTuning, BayFL):
     """Candidate optimizers run trial steps from the global posterior; the lowest held-out loss trains the client.
 
     f_i = loss on d_n of w_g after `trial_epochs` epochs of candidate i on D_n minus d_n; eta_best = argmin f_i; then T
@@ -45,8 +46,6 @@ class MetaBayFL(BayFL):
     train_on: Literal["training", "all"] = "training"
     weighting: Literal["rows", "uniform"] = "uniform"
     finetune: bool = True
-    finetune_epochs: float | None = field(default=None, init=False, repr=False)
-    finetune_part: Part = field(default="all", init=False, repr=False)
     optimizer: Optimizer = field(default=Adam(1e-2), init=False, repr=False)  # the candidates take its place
     schedule: Literal["a"] = field(default="a", init=False, repr=False)
     rounds: int = field(default=1, init=False, repr=False)
@@ -57,8 +56,7 @@ class MetaBayFL(BayFL):
             raise ValueError("method.optimizers is empty: name at least one candidate, such as 'adam:1e-3'")
         if not 0 < self.holdout < 1:
             raise ValueError(f"method.holdout must be between 0 and 1, got {self.holdout}")
-        if not 0 < self.trial_epochs < math.inf:
-            raise ValueError(f"method.trial_epochs must be positive, got {self.trial_epochs}")
+        positive("method", self, "trial_epochs", most=EPOCHS)
         if self.score_draws < 1:
             raise ValueError(f"method.score_draws must be at least 1, got {self.score_draws}")
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..empirical_bayes.mixture import Mixture
 from ..empirical_bayes.npmle import npmle
 from ..estimate import Estimator
+from ..limits import positive
 from .site_prior import SitePrior, log_normal
 
 
@@ -24,6 +25,10 @@ class NPEB(SitePrior):
     """
 
     tolerance: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("method", self, "tolerance")
 
     def estimate(self, z: Any, V: Any, key: Tensor) -> Mixture:
         prior = npmle(z, V, tolerance=self.tolerance, workers=1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,14 +10,16 @@ from torch import Tensor
 
 from ..data import Batch, Data
 from ..fit import descend, slope, with_gradient
+from ..limits import positive
 from ..method import Reply
 from ..random import fold
 from ..tree import Tree, add, only, scale, sqnorm, sub, tmap, where
 from .fedavg import FedAvg
+from .tuning import Untuned
 
 
 @dataclass(frozen=True)
-class PerFedAvg(FedAvg):
+class PerFedAvg(Untuned, FedAvg):
     """A model that is good after one gradient step on a client's own rows: min_w mean_k f_k(w - alpha grad f_k(w)).
 
     Each local step, on batches D1, D2, D3 drawn apart from each other: w' = w - alpha g(w; D1), d = g(w'; D2), and
@@ -40,13 +41,10 @@ class PerFedAvg(FedAvg):
     delta: float = 1e-3
     adapt: int = 1
     weighting: Literal["rows", "uniform"] = "uniform"
-    finetune: bool = field(default=False, init=False, repr=False)  # `adapt` takes its place
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("alpha", "delta"):
-            if not 0 < (value := getattr(self, name)) < math.inf:
-                raise ValueError(f"method.{name} must be positive, got {value}")
+        positive("method", self, "alpha", "delta")
         if self.adapt < 1:
             raise ValueError(f"method.adapt must be at least 1 step, got {self.adapt}")
 

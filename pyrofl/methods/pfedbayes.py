@@ -16,10 +16,11 @@ from ..method import Cohort, Reply
 from ..optim import Adam, Optimizer
 from ..tree import Tree, only, pack, part, where, without
 from .fedavg import FedAvg
+from .tuning import OwnTuning
 
 
 @dataclass(frozen=True)
-class PFedBayes(FedAvg):
+class PFedBayes(OwnTuning, FedAvg):
     """Personal posteriors q_k, pulled to a global one that is the average of the clients' local copies of it.
 
     Client: w_k <- w; then `inner` steps on q_k to lower mean E[-log p(y | x, v)] + zeta KL(q_k || w_k) / n_k with w_k

@@ -11,10 +11,11 @@ from ..data import Data
 from ..method import Reply
 from ..tree import Tree, only
 from .fedavg import FedAvg
+from .tuning import OwnTuning
 
 
 @dataclass(frozen=True)
-class PFedBL(FedAvg):
+class PFedBL(OwnTuning, FedAvg):
     """A body that is averaged, and a posterior q_k of the last layer that every client keeps, pulled to their average.
 
     Client: lowers mean E[-log p(y | x, w)] + KL(q_k || q) / n_k over the body, from the server's, and over q_k, from

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -11,14 +10,16 @@ from torch import Tensor
 
 from ..data import Batch, Data
 from ..fit import descend, fit, with_gradient
+from ..limits import positive
 from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer
 from ..tree import Tree, only, pack, part, scale, sub
 from .fedavg import FedAvg
+from .tuning import Untuned
 
 
 @dataclass(frozen=True)
-class PFedMe(FedAvg):
+class PFedMe(Untuned, FedAvg):
     """The global model descends the envelopes F_k(w) = min_theta f_k(theta) + (lam / 2) ||theta - w||^2.
 
     Client, each local step on one batch: theta by `inner_steps` steps theta <- theta - inner_lr (g(theta) +
@@ -36,15 +37,12 @@ class PFedMe(FedAvg):
     beta: float = 1.0
     optimizer: Optimizer = field(default=SGD(0.01))
     weighting: Literal["rows", "uniform"] = "uniform"
-    finetune: bool = field(default=False, init=False, repr=False)  # theta takes its place
 
     stays: ClassVar[str] = "the personal model, from which it goes on"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lam", "inner_lr", "beta"):
-            if not 0 < (value := getattr(self, name)) < math.inf:
-                raise ValueError(f"method.{name} must be positive, got {value}")
+        positive("method", self, "lam", "inner_lr", "beta")
         if self.inner_steps < 1:
             raise ValueError(f"method.inner_steps must be at least 1, got {self.inner_steps}")
         if self.optimizer != SGD(self.eta):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,18 +9,20 @@ import torch
 from torch import Tensor
 
 from ..data import Data
+from ..limits import positive
 from ..matching import match
 from ..method import Cohort, Reply
 from ..random import fold, generator, root
 from ..tree import Tree, mean, only, unstack, without
 from .fedavg import FedAvg, Pooling
 from .hidden_units import HiddenUnits
+from .tuning import Untuned
 
 UNITS = "report/units"  # of the matched network that are in use
 
 
 @dataclass(frozen=True)
-class PFNM(FedAvg):
+class PFNM(Untuned, FedAvg):
     """Hidden units of the clients' networks are noisy copies of a common set, to which they are matched.
 
     Client: its own network of `units` hidden units, from a start of its own; in a further round it trains on. Server:
@@ -46,7 +47,6 @@ class PFNM(FedAvg):
     sweeps: int = 10
     seed: int = 0  # of the clients' initial networks, taken from the run
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)
 
     travels: ClassVar[str] = "the client's network goes up, the matched one comes down"
     stays: ClassVar[str] = "the client's network, from which it goes on"
@@ -55,9 +55,7 @@ class PFNM(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("noise", "spread", "gamma"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"method.{name} must be positive, got {getattr(self, name)}")
+        positive("method", self, "noise", "spread", "gamma")
         if self.sweeps < 1:
             raise ValueError(f"method.sweeps must be at least 1, got {self.sweeps}")
         room = self.hidden.capacity

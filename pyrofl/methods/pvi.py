@@ -14,12 +14,13 @@ from ..method import Cohort, Reply
 from ..random import root
 from ..tree import Tree, add, mean, only, pack, part, scale, sub, where, without, zeros
 from .fedavg import FedAvg, Pooling
+from .tuning import OwnTuning
 
 FLOOR = 1e-3  # of the prior's precision: what a cavity, and the posterior, have at least
 
 
 @dataclass(frozen=True)
-class PVI(FedAvg):
+class PVI(OwnTuning, FedAvg):
     """q(w) = p(w) prod_k t_k(w): every client refines its own factor t_k of one posterior.
 
     Client: cavity = q / t_k; q_k = argmax E[log p(rows | w)] - KL(q_k || cavity) by `epochs` of stochastic gradients

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.func import grad
 
 from ..data import Data
+from ..limits import positive
 from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer
 from ..random import fold
@@ -50,8 +50,7 @@ class SCAFFOLD(FedAvg):
                 "scaffold reads the mean gradient off the length of plain SGD steps, which momentum and adaptive rates "
                 "change: use optimizer = 'sgd:RATE'"
             )
-        if not 0 < self.server_rate < math.inf:
-            raise ValueError(f"method.server_rate must be positive, got {self.server_rate}")
+        positive("method", self, "server_rate")
 
     def init(self, key: Tensor) -> Tree:
         x = super().init(key)

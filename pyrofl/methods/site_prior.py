@@ -17,13 +17,14 @@ from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer
 from ..random import fold, uniform
 from ..tree import Ravel, Tree, only, part
-from .fedavg import FedAvg, Part, Pooling
+from .fedavg import FedAvg, Pooling
+from .tuning import Untuned
 
 _MOST = 1000  # coordinates: a covariance of 8 MB
 
 
 @dataclass(frozen=True)
-class SitePrior(FedAvg):
+class SitePrior(Untuned, FedAvg):
     """theta_k ~ G at every client; the server estimates G from z_k and V_k, and each client computes its posterior.
 
     Client: z_k = argmax log p(rows | theta) - ridge |theta|^2 / 2 by Newton's method on all rows, and
@@ -40,9 +41,6 @@ class SitePrior(FedAvg):
     size: int = field(default=1, init=False, repr=False)
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)
-    finetune_epochs: float | None = field(default=None, init=False, repr=False)
-    finetune_part: Part = field(default="all", init=False, repr=False)
 
     travels: ClassVar[str] = "an estimate and its covariance go up, the prior over the parameters comes down"
     guides: ClassVar[tuple[str, ...]] = ("delta",)

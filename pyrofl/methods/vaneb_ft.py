@@ -12,10 +12,11 @@ from ..method import Cohort, Reply
 from ..tree import Tree, only, where
 from .fedavg import Pooling
 from .head_prior import HeadPrior
+from .tuning import Untuned
 
 
 @dataclass(frozen=True)
-class VANEBFT(HeadPrior):
+class VANEBFT(Untuned, HeadPrior):
     """Heads tuned to their clients from one global model, then shrunk by one empirical-Bayes step; the body is frozen.
 
     The second of two runs: `start` names that of FedAvg, and one round is enough (without `start` the body is as it was
@@ -27,7 +28,6 @@ class VANEBFT(HeadPrior):
 
     weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # nothing is averaged
     pooling: Pooling = field(default="scale", init=False, repr=False)
-    finetune: bool = field(default=False, init=False, repr=False)
 
     travels: ClassVar[str] = "model down, once; a tuned head and its variances up, a shrunken head down"
     stays: ClassVar[str] = "nothing"

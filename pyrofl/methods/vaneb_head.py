@@ -11,10 +11,11 @@ from ..data import Data
 from ..method import Cohort, Reply
 from ..tree import Tree, only, where, without
 from .head_prior import HeadPrior
+from .tuning import OwnTuning
 
 
 @dataclass(frozen=True)
-class VANEBHead(HeadPrior):
+class VANEBHead(OwnTuning, HeadPrior):
     """A shared body and personal heads, which an empirical-Bayes step at the server shrinks every `every` rounds.
 
     Client: all layers, from the averaged body and its own head, or the head that the server last gave it. Server: the

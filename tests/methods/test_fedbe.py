@@ -121,5 +121,5 @@ def test_arguments_that_make_no_sense_are_refused(program: Program, arguments: d
 
 
 def test_a_normal_guide_is_refused() -> None:
-    with pytest.raises(ValueError, match="bayfl with distillation.*: use guide = 'delta'"):
+    with pytest.raises(ValueError, match=r"bayfl with distillation.*: use guide = 'delta'"):
         made(build.program())

@@ -240,7 +240,7 @@ def test_a_client_never_seen_predicts_with_the_priors_mean() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("floor", 0.0), ("first_variance", -1.0), ("fixed_variance", math.inf)])
 def test_variances_that_make_no_sense_are_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"method\.{name} must be positive, got {value}"):
+    with pytest.raises(ValueError, match=rf"method\.{name} must be positive.*, got {value}"):
         FedMAP(build.program(guide="delta"), **{name: value})
 
 

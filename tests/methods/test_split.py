@@ -237,4 +237,16 @@ def test_fine_tuning_of_a_part_leaves_the_other_as_it_is(part: Any) -> None:
 def test_a_part_that_is_not_there_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="nothing to train in the network's 'body' alone"):
         FedAvg(logistic(), finetune_part="body")
-    assert FedAvg(logistic(), finetune_part="head").part("head") == logistic().trainable
+    assert FedAvg(logistic(), finetune=True, finetune_part="head").part("head") == logistic().trainable
+
+
+@pytest.mark.parametrize("given", [{"finetune_epochs": 2.0}, {"finetune_part": "head"}], ids=lambda g: next(iter(g)))
+def test_how_to_fine_tune_without_fine_tuning_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValueError, match=rf"method\.{next(iter(given))} has an effect only with method\.finetune = true"
+    ):
+        FedAvg(logistic(), **given)
+    FedAvg(logistic(), finetune=True, **given)
+    if "finetune_epochs" in given:
+        with pytest.raises(ValueError, match="has an effect only"):
+            FedRep(build.program(), finetune=False, **given)

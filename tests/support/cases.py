@@ -104,6 +104,7 @@ CASES = [
     Case("bayfl", network={"prior": "hierarchical"}),
     Case("meta_bayfl", {"distillation": Distillation(epochs=2, size=4), "teacher_draws": 2}),
     Case("fedbe", {"sampler": "dirichlet", "clients_teach": False}),
+    Case("fedbe", {"distillation": Distillation(epochs=2, size=4), "samples": 1}, {"prior": "hierarchical"}),
     Case("fedmap", {"weights": "rows_times_likelihood", "variance": "coordinate"}),
     Case("fedmap", {"weights": "total_loglik", "literal": True, "start": "global"}, {"guide": "normal"}),
     Case("fedmap", {"fixed_variance": 2.0, "variance": "tensor", "finetune": True}),
@@ -111,7 +112,9 @@ CASES = [
     Case("ditto", {"lam": 0.1}, {"guide": "normal", "prior": "gaussian"}),
     Case("pfedme", {"beta": 2.0}, {"guide": "normal", "prior": "gaussian"}),
     Case("fedamp", {"attention": "cosine"}, {"guide": "normal", "prior": "gaussian"}),
+    Case("fedamp", network={"guide": "normal", "prior": "hierarchical"}),  # which has parameters without an axis
     Case("fedfomo", {"normalise": "softmax", "models": 2}, {"guide": "normal", "prior": "gaussian"}),
+    Case("fedfomo", network={"guide": "normal", "prior": "hierarchical"}),
     Case("fedphp", {"softened": "both", "lam": 0.5}),
     Case("adaped", {"first_psi": 0.2}, {"prior": "gaussian"}),
     Case("fedmask", {"through": "identity", "keep": 1.0, "tau": 0.7}),
