@@ -108,6 +108,7 @@ def _go(run: Run, reporter: Reporter, directory: RunDirectory) -> None:
             f"round {run.round} of {run.rounds} is done: nothing to do. "
             f"More rounds: pyrofl resume {directory.path} rounds={2 * run.rounds}"
         )
+        _refuse_untrained(run, directory)
         return
     if run.round:
         console.print(f"going on after round {run.round} of {run.rounds}")
@@ -118,15 +119,20 @@ def _go(run: Run, reporter: Reporter, directory: RunDirectory) -> None:
     except KeyboardInterrupt:
         console.print(f"stopped: round {run.committed} stands. Go on with: pyrofl resume {directory.path}")
         raise typer.Exit(130) from None
+    _refuse_untrained(run, directory)
+    console.print(f"done: {directory.path} (compare runs with: pyrofl compare {directory.path} ...)", markup=False)
+
+
+def _refuse_untrained(run: Run, directory: RunDirectory) -> None:
+    """Exit with 1 where no round of a run was ever aggregated."""
     if not run.trained:
         console.print(
             f"nothing was learned: every round was skipped, and {directory.path} holds the model as it "
-            "began. The lines above say why each reply was left out",
+            "began. The line of each round says why the replies were left out",
             style="red",
             markup=False,
         )
         raise typer.Exit(1)
-    console.print(f"done: {directory.path} (compare runs with: pyrofl compare {directory.path} ...)", markup=False)
 
 
 def _header(data_root: Path | None) -> str:

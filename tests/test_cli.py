@@ -200,6 +200,8 @@ def test_a_client_that_fails_is_shown_in_full_once(pyrofl: Call) -> None:
     assert done.out.count("Traceback") == 1
     assert "and 2 more left out: client1, client2" in done.out
     assert "round 1 was skipped: no client's reply could be used" in done.out
+    again = pyrofl("resume", "runs/wild")
+    assert again.code == 1 and "nothing to do" in again.out and "nothing was learned" in again.out
     message = failed_stop(pyrofl("run", "wild.toml", "on_error=stop", "--out", "c"))
     assert "round 1, client client0: step " in message
 
