@@ -76,7 +76,8 @@ def test_stochastic_gradients_find_the_exact_posterior() -> None:
     method = PVI(conjugate.program(particles=4), Adam(0.05), epochs=30, size=5, damping=1.0, clients=2)
     run = Run(method, federation, engine=Sequential(), rounds=2, seed=1)
     list(run)
-    run.messages, run.rounds = Messages.plain(replace(method, optimizer=SGD(0.05), epochs=40)), 4
+    run.method = replace(method, optimizer=SGD(0.05), epochs=150)
+    run.messages, run.rounds = Messages.plain(run.method), 4
     list(run)
     mean, sd = conjugate.posterior(federation.clients)
     loc, scale = q_of(run)
