@@ -158,5 +158,5 @@ def test_other_networks_are_refused_with_the_reason(net: nn.Module, message: str
 
 
 def test_a_normal_guide_is_refused() -> None:
-    with pytest.raises(ValueError, match="pfnm matches points: use guide = 'delta'"):
+    with pytest.raises(ValueError, match="PFNM matches points: use guide = 'delta'"):
         PFNM(build.program())
