@@ -342,6 +342,10 @@ def _program(
     tables: dict[str, Table] = {"model": model_table}
     likelihood_table = config.likelihood or {"name": federation.likelihood}
     guide_table = config.guide or {"name": getattr(method, "guide", "normal")}
+    ours = inspect.isclass(method) and issubclass(method, FedAvg)
+    if ours and guide_table["name"] in GUIDES:  # before the program finds the guide's own faults
+        with _as_config_error(f"method ({config.method['name']})"):
+            method.check_guide(guide_table["name"])
     if _explicit(net):
         if config.prior or config.likelihood:
             raise ConfigError(
@@ -380,8 +384,8 @@ def _program(
     try:
         return Program(model, x, y, guide=functools.partial(guide, **keywords), **options), tables
     except (ValueError, TypeError, RuntimeError) as error:
-        ours = str(error).startswith(("guide.", "inference."))
-        raise ConfigError(str(error) if ours else f"model ({config.model['name']}): {error}") from error
+        named = str(error).startswith(("guide.", "inference."))
+        raise ConfigError(str(error) if named else f"model ({config.model['name']}): {error}") from error
 
 
 def _points(*, points: tuple[str, ...] = ("norm",)) -> dict[str, tuple[str, ...]]:

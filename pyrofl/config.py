@@ -334,9 +334,12 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         adapter = TypeAdapter(hint, config=None if dataclasses.is_dataclass(hint) else ConfigDict(strict=True))
         return adapter.validate_json(json.dumps(_plain(value)), strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
+        first, *others = error.errors()
         at = ".".join(str(p) for p in first["loc"] if not str(p).startswith("function"))
         said = first["msg"][:1].lower() + first["msg"][1:]
+        if others and typing.get_origin(hint) in (types.UnionType, typing.Union):  # one error for each of its types
+            at = ""
+            said = " or ".join([said, *(e["msg"].removeprefix("Input should be ") for e in others)])
         raise ConfigError(f"{where}{'.' + at if at else ''} = {value!r}: {said}") from None
 
 

@@ -187,6 +187,18 @@ def test_a_wrong_type_is_an_error_that_names_the_key_and_the_value(path: str, va
         ({"inference": {"beta": -1.0}}, "inference.beta must be 0 or positive, and finite, got -1.0"),
         ({"data": {"name": "synthetic", "rows": 0}}, "data: sites, rows and features must be at least 1"),
         ({"method": {"name": "bayfl", "schedule": "b"}}, "input should be 'a', 'a/sqrt(K)', 'a/k' or 'a/sqrt(k)'"),
+        (
+            {"method": {"name": "fedbe"}, "guide": {"name": "normal"}},
+            "FedBE draws models around the clients': use guide",
+        ),
+        (
+            {"data": {"name": "synthetic", "likelihood": "gaussian"}, "method": {"name": "pfnm"}},
+            "pfnm matches networks of classifiers, and this model's likelihood is gaussian",
+        ),
+        (
+            {"prior": {"name": "gaussian", "scale": "foo"}},
+            "prior.scale = 'foo': input should be a valid number or 'fan_in'",
+        ),
         ({"inference": {"beta": float("inf")}}, "inference.beta must be 0 or positive, and finite, got inf"),
         ({"guide": {"name": "normal", "init_scale": float("inf")}}, "guide.init_scale must be positive and finite"),
         ({"data": {"name": "synthetic", "spread": float("inf")}}, "data.spread must be 0 or positive, and finite"),

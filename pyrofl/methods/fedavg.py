@@ -55,9 +55,7 @@ class FedAvg:
     pools: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.program.family not in self.guides:
-            known = " or ".join(repr(g) for g in self.guides)
-            raise ValueError(f"{type(self).__name__} {self.guides_because}: use guide = {known}")
+        self.check_guide(self.program.family)
         positive("method", self, "epochs", "finetune_epochs", most=EPOCHS)
         if self.size < 1:
             raise ValueError(f"method.size must be at least 1 row, got {self.size}")
@@ -72,6 +70,13 @@ class FedAvg:
         for name in ("finetune_epochs", "finetune_part"):
             if not self.finetune and getattr(self, name) != getattr(type(self), name):
                 raise ValueError(f"method.{name} has an effect only with method.finetune = true")
+
+    @classmethod
+    def check_guide(cls, family: str) -> None:
+        """Raise unless guides of this family fit."""
+        if family not in cls.guides:
+            known = " or ".join(repr(g) for g in cls.guides)
+            raise ValueError(f"{cls.__name__} {cls.guides_because}: use guide = {known}")
 
     def init(self, key: Tensor) -> Tree:
         return self.program.init(key)

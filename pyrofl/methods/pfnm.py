@@ -55,6 +55,10 @@ class PFNM(Untuned, FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.program.kind not in ("categorical", "bernoulli"):
+            raise ValueError(
+                f"pfnm matches networks of classifiers, and this model's likelihood is {self.program.kind}"
+            )
         positive("method", self, "noise", "spread", "gamma")
         if self.sweeps < 1:
             raise ValueError(f"method.sweeps must be at least 1, got {self.sweeps}")
