@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import runpy
 import shlex
 import sys
 import tomllib
@@ -84,7 +85,10 @@ def run_document(document: Path, here: Path) -> dict[str, int]:
 
 
 def command(line: str) -> None:
-    """Give one command of a document; `pyrofl` runs in this process, `make` verbs are looked up in the Makefile."""
+    """Give one command of a document; `pyrofl` runs in this process, scripts say their help.
+
+    `make` verbs are looked up in the Makefile.
+    """
     words = shlex.split(line, comments=True)
     if not words:
         return
@@ -94,8 +98,18 @@ def command(line: str) -> None:
     elif words[0] == "pyrofl":
         done = CliRunner().invoke(app, [*words[1:], *_less(*words[1:3])], catch_exceptions=False)
         assert done.exit_code == 0, f"{line}\n{done.output}"
+    elif words[:2] == ["python", "-m"]:
+        says_what_it_does(words[2])
     else:
         assert line in ("source .venv/bin/activate", "export PYROFL_DATA=/path/to/data"), f"{line!r} is not checked"
+
+
+def says_what_it_does(module: str) -> None:
+    """A script that takes minutes is asked for its help: it is there, imports, and has options."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "argv", [module, "--help"])
+        runpy.run_module(module, run_name="__main__")
+    assert ended.value.code == 0
 
 
 def _less(verb: str, target: str) -> list[str]:
