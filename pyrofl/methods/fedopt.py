@@ -87,7 +87,7 @@ class FedAdam(FedOpt):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("method", self, "tau", most=1e6)
+        positive("method", self, "tau", most=1e15)  # its square is a float32
 
     def memory(self, w: Tree) -> Tree:
         return pack(m=zeros(w), v=tmap(lambda k: torch.full_like(k, self.tau**2), w))
