@@ -189,7 +189,7 @@ def test_a_wrong_type_is_an_error_that_names_the_key_and_the_value(path: str, va
         ({"method": {"name": "bayfl", "schedule": "b"}}, "input should be 'a', 'a/sqrt(K)', 'a/k' or 'a/sqrt(k)'"),
         (
             {"method": {"name": "fedbe"}, "guide": {"name": "normal"}},
-            "FedBE draws models around the clients': use guide",
+            "bayfl with distillation): use guide = 'delta'",
         ),
         (
             {"data": {"name": "synthetic", "likelihood": "gaussian"}, "method": {"name": "pfnm"}},

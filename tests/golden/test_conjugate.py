@@ -152,7 +152,7 @@ def test_mean_field_has_the_exact_mean_and_the_conditional_scales_of_a_correlate
 def test_bayfl_with_product_pooling_counts_the_prior_once():
     x, y = design(60)
     parts = [Data.of(x[i::2], y[i::2]) for i in range(2)]
-    program = regression(x, y, 2.0, particles=4)
+    program = regression(x, y, 2.0, particles=16)
     method = BayFL(program, pooling="product")
     ups = stack([solve(program, data) for data in parts])
     cohort = Cohort(torch.arange(2), torch.tensor([30, 30]), random.root(0), 1)
