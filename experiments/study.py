@@ -139,15 +139,20 @@ def held_out(federation: Federation) -> Federation:
 # ---------------------------------------------------------------------- jobs, each in a process of its own
 
 
-def tuning_score(config: Config, file: Path) -> float:
+def held_out_nll(config: Config) -> float:
     """Mean over clients of the held-out negative log-likelihood after the last round, in nats per row."""
-    torch.set_num_threads(1)
     assembled = assemble(replace(config, evaluate={**config.evaluate, "every": config.rounds}))
     run = replace(assembled, federation=held_out(assembled.federation)).run()
     scores = [now.scores for now in run][-1]
     of_clients = scores.get("personal") or scores["global"]
     values = [s["nll"] for name, s in of_clients.items() if not name.startswith("(") and s["nll"] is not None]
-    nll = sum(values) / len(values) if values else float("inf")
+    return sum(values) / len(values) if values else float("inf")
+
+
+def tuning_score(config: Config, file: Path) -> float:
+    """`held_out_nll`, kept in a file."""
+    torch.set_num_threads(1)
+    nll = held_out_nll(config)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"nll": nll}))
     return nll

@@ -13,27 +13,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from pyrofl import Client, Config, Federation, assemble, load
+from experiments.study import held_out, held_out_nll
+from pyrofl import Config, load
 
-HOLDOUT = 0.2  # as in Meta-BayFL
-
-
-def held_out(federation: Federation) -> Federation:
-    """The federation with test rows replaced by rows held out of training."""
-    parts = [c.train.split(HOLDOUT) for c in federation.clients]
-    clients = tuple(Client(c.name, train, held) for c, (train, held) in zip(federation.clients, parts))
-    return replace(federation, clients=clients, common=None)
+__all__ = ["held_out", "score"]
 
 
 def score(config: Config, optimizer: str) -> float:
-    """Mean over clients of the held-out negative log-likelihood after the last round, in nats per row."""
-    config = replace(config, method={**config.method, "optimizer": optimizer}, evaluate={"every": config.rounds})
-    assembled = assemble(config)
-    run = replace(assembled, federation=held_out(assembled.federation)).run()
-    scores = [now.scores for now in run][-1]
-    of_clients = scores.get("personal", scores.get("global", {}))
-    values = [s["nll"] for name, s in of_clients.items() if not name.startswith("(")]
-    return sum(v for v in values if v is not None) / len(values)
+    """`held_out_nll` with this optimizer."""
+    return held_out_nll(replace(config, method={**config.method, "optimizer": optimizer}))
 
 
 def main(arguments: list[str]) -> None:

@@ -10,17 +10,16 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal
-from pyro.nn import PyroModule
-from support import build
+from support import build, quadratic
 from support.cases import Case
 from support.compare import close, distance
-from torch import Tensor, nn
+from support.quadratic import vector
+from torch import Tensor
 
 from pyrofl.bayesian import Bayesian
 from pyrofl.data import Data
 from pyrofl.empirical_bayes.fedmap import log_weights, upper_level
-from pyrofl.guides import GUIDES
-from pyrofl.likelihoods import Gaussian, distribution
+from pyrofl.likelihoods import distribution
 from pyrofl.method import Cohort
 from pyrofl.methods import Alone, FedMAP, FedProx
 from pyrofl.optim import SGD
@@ -34,24 +33,9 @@ from pyrofl.tree import Tree, stack
 WEIGHT, BIAS = "net.head.weight", "net.head.bias"
 
 
-class Linear(PyroModule):
-    """Two features -> one number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(2, 1).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(x)
-
-
 def regression(guide: str = "delta") -> Program:
-    """y ~ N(x w + b, 0.5^2): a quadratic loss, and a posterior in closed form."""
-    with torch.random.fork_rng(devices=[]):
-        net = Linear()
-    model = Bayesian(net, PRIORS["gaussian"](), Gaussian(0.5))
-    x = torch.zeros(2, 2, dtype=torch.float64)
-    return Program(model, x, x[:, 0], guide=GUIDES[guide])
+    """y ~ N(x w + b, 0.5^2) under a Gaussian prior: a quadratic loss, and a posterior in closed form."""
+    return quadratic.regression(guide, "gaussian")
 
 
 def lines(n: int, seed: int = 0) -> Data:
@@ -65,10 +49,6 @@ def ridge(data: Data, mu: Tensor, variance: float, *, strength: float = 1.0) -> 
     X = torch.cat([data.x, torch.ones(data.rows, 1, dtype=torch.float64)], 1)
     precision = X.T @ X / 0.25 + strength * torch.eye(3, dtype=torch.float64) / variance
     return torch.linalg.solve(precision, X.T @ data.y / 0.25 + strength * mu / variance)
-
-
-def vector(program: Program, theta: Tree) -> Tensor:
-    return torch.cat([theta[program.loc_name(s)].flatten() for s in (WEIGHT, BIAS)])
 
 
 @pytest.mark.parametrize("literal", [False, True])
