@@ -13,6 +13,14 @@ seed of its own, and the lowest held-out negative log-likelihood is taken. Test 
     arms.fedavg = { method = { name = "fedavg" }, tune = { "method.optimizer" = ["sgd:0.1", "sgd:0.03"] } }
     scales.smoke = { seeds = [1], set = ["rounds=1"] }
 
+A table of a paper has rows or columns of its own, such as data sets and noise levels. Each is a cell, in which every
+arm runs, compared with `against` of the same cell:
+
+    cells.noisy = { panel = "CIFAR-10", at = "0.1", data = { noise = { ... } }, paper = { fedavg = 39.91 } }
+
+`panel` and `at` say where the figure has it, `paper` what the paper prints, in percent; `tuned_in` names the cell whose
+candidate is taken instead of choosing again, and `only` the arms that run in it.
+
 Every run is a run directory in DIR: what is there is not run again, and a run that was stopped goes on. The time that
 is left is estimated before anything starts, from one round of every arm. DIR gets FILE.csv, FILE.md and FILE.png.
 """
@@ -28,7 +36,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,67 +60,119 @@ console = Console()
 
 
 @dataclass(frozen=True)
-class Arm:
-    """A contestant: what it sets in the base run, and the candidates of the one key that is tuned for it."""
+class Cell:
+    """A setting in which arms are compared: its place in the figure, and what the paper found there, in percent."""
 
-    name: str
-    tables: Mapping[str, Any]
+    name: str = ""
+    panel: str = ""
+    at: str = ""
+    paper: Mapping[str, float] = field(default_factory=dict)
+    tuned_in: str = ""
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A contestant in a cell: its run, and the candidates of the one key that is tuned for it."""
+
+    kind: str
+    table: Table
     key: str | None = None
     candidates: tuple[Any, ...] = ()
+    cell: Cell = Cell()
+    tuned_as: Arm | None = None  # whose choice is taken
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.name}/{self.kind}" if self.cell.name else self.kind
+
+    def config(self, seed: int, value: Any = None) -> Config:
+        """The run at a seed, with `value` for what is tuned."""
+        table = copy.deepcopy(self.table)
+        if self.key is not None and value is not None:
+            at = table
+            *path, last = self.key.split(".")
+            for key in path:
+                at = at.setdefault(key, {})
+            at[last] = value
+        return config_of({**table, "seed": seed}, f"arm {self.name}")
 
 
 @dataclass(frozen=True)
 class Study:
-    """Arms on one base run."""
+    """Arms on one base run, in one cell or several."""
 
     title: str
     base: Table
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     against: str
+    score: str = ""  # that orders the arms; default: the first that there is
 
     @classmethod
     def read(cls, path: Path, scale: str = "cpu", less: Sequence[str] = ()) -> Study:
-        """The study of a file at a scale; `less` are further `key=value` settings of the base run."""
+        """The study of a file at a scale; `less` are further `key=value` settings of every cell's base run."""
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         scales = table.get("scales", {})
         if scale != "cpu" and scale not in scales:
             raise ConfigError(f"{path}: there is no scale {scale!r}; it has {', '.join(['cpu', *scales])}")
         chosen = scales.get(scale, {})
-        base = table["base"]
-        for text in (*chosen.get("set", ()), *less):
+        settings = (*chosen.get("set", ()), *less)
+        arms: dict[str, Arm] = {}
+        for cell, tables in _cells(path, table):
+            base = merged(table["base"], tables)
+            for text in settings:
+                override(base, text)
+            for kind, own in table["arms"].items():
+                if cell.only and kind not in cell.only:
+                    continue
+                arm = _arm(path, kind, own, base, cell)
+                if cell.tuned_in:
+                    arm = replace(arm, tuned_as=arms.get(f"{cell.tuned_in}/{kind}"))
+                arms[arm.name] = arm
+        base = copy.deepcopy(table["base"])
+        for text in settings:
             override(base, text)
-        arms = tuple(_arm(path, name, arm) for name, arm in table["arms"].items())
         seeds = tuple(chosen.get("seeds", table.get("seeds", (1, 2, 3))))
-        return cls(table["title"], base, arms, seeds, table.get("against", arms[0].name))
+        against = table.get("against", next(iter(table["arms"])))
+        if against not in table["arms"]:
+            raise ConfigError(f"{path}: against = {against!r} is no arm{nearest(against, table['arms'])}")
+        return cls(table["title"], base, tuple(arms.values()), seeds, against, table.get("score", ""))
 
     def only(self, names: Sequence[str]) -> Study:
-        """The study of some arms."""
-        known = {a.name for a in self.arms}
+        """The study of some arms: CELL/ARM, or all of an ARM's or of a CELL's."""
+        known = {n for a in self.arms for n in (a.name, a.kind, a.cell.name) if n}
         for name in names:
             if name not in known:
                 raise ConfigError(f"there is no arm {name!r}{nearest(name, known)}")
-        return replace(self, arms=tuple(a for a in self.arms if a.name in names)) if names else self
-
-    def config(self, arm: Arm, seed: int, value: Any = None) -> Config:
-        """The run of an arm at a seed, with `value` for what is tuned."""
-        table = merged(self.base, arm.tables)
-        if arm.key is not None and value is not None:
-            at = table
-            *path, last = arm.key.split(".")
-            for key in path:
-                at = at.setdefault(key, {})
-            at[last] = value
-        return config_of({**table, "seed": seed}, f"arm {arm.name}")
+        wanted = [a for a in self.arms if {a.name, a.kind, a.cell.name} & set(names)]
+        return replace(self, arms=tuple(wanted)) if names else self
 
 
-def _arm(path: Path, name: str, table: Table) -> Arm:
-    tables = dict(table)
+def _cells(path: Path, table: Table) -> list[tuple[Cell, Table]]:
+    """The cells of a file, each with the tables that it changes; a file without has one, of no name."""
+    cells: list[tuple[Cell, Table]] = []
+    for name, own in table.get("cells", {"": {}}).items():
+        tables = dict(own)
+        says = {k: tables.pop(k) for k in ("panel", "at", "paper", "tuned_in", "only") if k in tables}
+        cell = Cell(name, **{**says, "only": tuple(says.get("only", ()))})
+        for arm in (*cell.paper, *cell.only):
+            if arm not in table["arms"]:
+                raise ConfigError(f"{path}: cell {name!r}: there is no arm {arm!r}{nearest(arm, table['arms'])}")
+        earlier = [c.name for c, _ in cells]
+        if cell.tuned_in and cell.tuned_in not in earlier:
+            raise ConfigError(f"{path}: cell {name!r} is tuned in {cell.tuned_in!r}, which is no cell before it")
+        cells.append((cell, tables))
+    return cells
+
+
+def _arm(path: Path, kind: str, own: Table, base: Table, cell: Cell) -> Arm:
+    tables = dict(own)
     tune = tables.pop("tune", {})
     if len(tune) > 1:
-        raise ConfigError(f"{path}: arm {name!r} tunes {len(tune)} keys; every arm tunes one, so that all have as much")
+        raise ConfigError(f"{path}: arm {kind!r} tunes {len(tune)} keys; every arm tunes one, so that all have as much")
     ((key, values),) = tune.items() or ((None, ()),)
-    return Arm(name, tables, key, tuple(values))
+    return Arm(kind, merged(base, tables), key, tuple(values), cell)
 
 
 def merged(base: Table, more: Mapping[str, Any]) -> Table:
@@ -207,67 +267,71 @@ class Runner:
 
     def tuning(self) -> dict[tuple[str, int], Config]:
         """The runs that choose, by (arm, candidate)."""
-        arms = [a for a in self.study.arms if len(a.candidates) > 1]
-        return {(a.name, i): self.study.config(a, TUNE_SEED, v) for a in arms for i, v in enumerate(a.candidates)}
+        arms = {a.name: a for a in (arm.tuned_as or arm for arm in self.study.arms) if len(a.candidates) > 1}
+        return {(a.name, i): a.config(TUNE_SEED, v) for a in arms.values() for i, v in enumerate(a.candidates)}
 
     def left(self) -> list[tuple[Arm, int]]:
-        """(arm, number of runs to do) of every arm that is not finished."""
-        waiting = []
-        done = {k: self.tuned_file(c).exists() for k, c in self.tuning().items()}
+        """(arm, number of runs to do) of every arm that is not finished; what two arms share is counted once."""
+        waiting, seen = [], set()
+        files = {key: self.tuned_file(c) for key, c in self.tuning().items()}
         for arm in self.study.arms:
-            count = sum(not ok for (name, _), ok in done.items() if name == arm.name)
-            chosen = None if count else self.chosen(arm)
-            for seed in self.study.seeds:
-                config = self.study.config(arm, seed, chosen if chosen is not None else (arm.candidates or (None,))[0])
-                count += count > 0 or not finished(self.place("runs", config), config.rounds)
-            if count:
-                waiting.append((arm, count))
+            source = (arm.tuned_as or arm).name
+            to_choose = {f for (name, _), f in files.items() if name == source and not f.exists()}
+            value = next(iter(arm.candidates), None) if to_choose else self.chosen(arm)
+            runs = {self.place("runs", c): c.rounds for c in (arm.config(seed, value) for seed in self.study.seeds)}
+            missing = to_choose | {p for p, rounds in runs.items() if to_choose or not finished(p, rounds)}
+            if missing - seen:
+                waiting.append((arm, len(missing - seen)))
+            seen |= missing
         return waiting
 
     def chosen(self, arm: Arm) -> Any:
         """The candidate with the lowest held-out score."""
+        if arm.tuned_as is not None:
+            return self.chosen(arm.tuned_as)
         if len(arm.candidates) <= 1:
             return next(iter(arm.candidates), None)
         scores = []
         for i, value in enumerate(arm.candidates):
-            file = self.tuned_file(self.study.config(arm, TUNE_SEED, value))
+            file = self.tuned_file(arm.config(TUNE_SEED, value))
             scores.append((float(json.loads(file.read_text())["nll"]) if file.exists() else float("inf"), i))
         return arm.candidates[min(scores)[1]]
 
     def estimate(self) -> float:
-        """Seconds that are left, from one round of every unfinished arm."""
-        total, waiting = 0.0, self.left()
+        """Seconds that are left, from one round of every unfinished arm, in the first cell where it is not."""
+        waiting = self.left()
+        first = {arm.kind: arm for arm, _ in reversed(waiting)}
+        cost: dict[str, float] = {}
         with self._bar() as bar:
-            task = bar.add_task("one round of each arm", total=len(waiting))
-            for arm, count in waiting:
-                config = self.study.config(arm, TUNE_SEED, next(iter(arm.candidates), None))
+            task = bar.add_task("one round of each arm", total=len(first))
+            for arm in first.values():
                 try:
-                    total += round_seconds(config) * config.rounds * count
+                    cost[arm.kind] = round_seconds(arm.config(TUNE_SEED, next(iter(arm.candidates), None)))
                 except (ValueError, ArithmeticError) as error:
                     self.failed[arm.name] = f"{type(error).__name__}: {error}"
                 bar.advance(task)
-        return total / self.jobs
+        return sum(cost.get(arm.kind, 0.0) * arm.table["rounds"] * count for arm, count in waiting) / self.jobs
 
     def run(self) -> None:
         """Tune, then train every seed."""
-        files = {key: (c, self.tuned_file(c)) for key, c in self.tuning().items()}
-        self._all({key: (tuning_score, c, file) for key, (c, file) in files.items() if not file.exists()})
+        files = {self.tuned_file(c): (name, c) for (name, _), c in self.tuning().items()}
+        self._all({file: (name, tuning_score, c) for file, (name, c) in files.items() if not file.exists()})
         work = {}
         for seed in self.study.seeds:
             for arm in self.study.arms:
-                config = self.study.config(arm, seed, self.chosen(arm))
+                config = arm.config(seed, self.chosen(arm))
                 folder = self.place("runs", config)
                 if not finished(folder, config.rounds):
-                    work[arm.name, seed] = (trained, config, folder)
+                    work[folder] = (arm.name, trained, config)
         self._all(work)
 
-    def _all(self, work: Mapping[tuple[str, int], tuple[Callable[[Config, Path], Any], Config, Path]]) -> None:
+    def _all(self, work: Mapping[Path, tuple[str, Callable[[Config, Path], Any], Config]]) -> None:
         if not work:
             return
         spawn = multiprocessing.get_context("spawn")
         with self._bar() as bar, ProcessPoolExecutor(self.jobs, mp_context=spawn) as pool:
             task = bar.add_task("runs", total=len(work))
-            running = {pool.submit(job, config, place): arm for (arm, _), (job, config, place) in work.items()}
+            running = {pool.submit(job, config, place): arm for place, (arm, job, config) in work.items()}
             for future in as_completed(running):
                 if (error := future.exception()) is not None:
                     self.failed[running[future]] = f"{type(error).__name__}: {error}"
@@ -283,10 +347,11 @@ class Runner:
         for arm in self.study.arms:
             value = self.chosen(arm)
             for seed in self.study.seeds:
-                config = self.study.config(arm, seed, value)
+                config = arm.config(seed, value)
                 folder = self.place("runs", config)
                 if finished(folder, config.rounds):
-                    rows.append({"arm": arm.name, "seed": seed, "chosen": str(value), **scores_of(folder)})
+                    says = {"cell": arm.cell.name} if arm.cell.name else {}
+                    rows.append({**says, "arm": arm.kind, "seed": seed, "chosen": str(value), **scores_of(folder)})
         return pd.DataFrame(rows)
 
 
@@ -322,7 +387,8 @@ def main() -> None:
     seconds = runner.estimate()
     console.print(f"{study.title}: {len(study.arms)} arms, about {seconds / 60:.1f} minutes with {asked.jobs} jobs")
     runner.run()
-    write(study, runner.results(), asked.results or asked.out, asked.file.stem)
+    command = f"python -m experiments.study {asked.file.as_posix()} --scale {asked.scale} --out DIR"
+    write(study, runner.results(), asked.results or asked.out, asked.file.stem, command=command)
     for name, reason in runner.failed.items():
         console.print(f"[red]{name} failed:[/red] {reason}")
     if runner.failed:

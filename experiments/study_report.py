@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
+import pyrofl
 from pyrofl.metrics import paired_difference
 from pyrofl.plots import save
-from pyrofl.plots.style import figure, tidy
+from pyrofl.plots.style import figure, look, tidy
 
 from .study import Study
 
@@ -25,6 +29,7 @@ COLUMNS = {  # score: heading
     "balanced/accuracy": "balanced",
     "matched/accuracy": "matched",
 }
+OURS = {"personal/accuracy": "ours, own models", "global/accuracy": "ours, global model"}
 LEVEL = 0.95
 
 
@@ -38,36 +43,74 @@ def interval(values: pd.Series) -> tuple[float, float]:
 
 
 def table(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
-    """One row an arm, sorted by personal accuracy: means over seeds, and the difference from `against`."""
+    """One row an arm, sorted by the first score in each cell: means over seeds, and the difference from `against`."""
     scores = {k: h for k, h in COLUMNS.items() if k in frame and frame[k].notna().any()}
+    parts = []
+    for cell, here in _by_cell(frame):
+        rows = []
+        for name, runs in here.groupby("arm", sort=False):
+            row: dict[str, object] = {"cell": cell, "arm": name, "order": runs[_first(study, frame)].mean()}
+            for score, heading in scores.items():
+                mean, half = interval(runs[score])
+                row[heading] = "" if np.isnan(mean) else f"{mean:.3f}" + ("" if np.isnan(half) else f" +- {half:.3f}")
+            row[f"- {study.against}"] = difference(study, here, str(name))
+            row["MiB"], row["seconds"] = f"{runs['bytes'].mean() / 2**20:.1f}", f"{runs['seconds'].mean():.1f}"
+            row["chosen"] = runs["chosen"].iloc[0]
+            rows.append(row)
+        parts.append(pd.DataFrame(rows).sort_values("order", ascending=False, kind="stable"))
+    out = pd.concat(parts).drop(columns="order")
+    return out if "cell" in frame else out.drop(columns="cell")
+
+
+def _by_cell(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The rows of each cell, in the order of the file."""
+    if "cell" not in frame:
+        return [("", frame)]
+    return [(str(name), here) for name, here in frame.groupby("cell", sort=False)]
+
+
+def beside_paper(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
+    """One row an arm that the paper has too: its accuracy and ours in percent, and both differences from `against`."""
     rows = []
-    for name, runs in frame.groupby("arm", sort=False):
-        row: dict[str, object] = {"arm": name, "order": runs[_first(frame)].mean()}
-        for score, heading in scores.items():
-            mean, half = interval(runs[score])
-            row[heading] = "" if np.isnan(mean) else f"{mean:.3f}" + ("" if np.isnan(half) else f" +- {half:.3f}")
-        row[f"- {study.against}"] = difference(frame, str(name), study.against)
-        row["MiB"], row["seconds"] = f"{runs['bytes'].mean() / 2**20:.1f}", f"{runs['seconds'].mean():.1f}"
-        row["chosen"] = runs["chosen"].iloc[0]
-        rows.append(row)
-    return pd.DataFrame(rows).sort_values("order", ascending=False, kind="stable").drop(columns="order")
+    for cell, here in _by_cell(frame):
+        for name, runs in here.groupby("arm", sort=False):
+            paper = next(a.cell.paper for a in study.arms if a.cell.name == cell)
+            if name not in paper:
+                continue
+            row: dict[str, object] = {"cell": cell, "arm": name, "paper": f"{paper[str(name)]:.2f}"}
+            for score, heading in OURS.items():
+                if score in here and runs[score].notna().any():
+                    row[heading] = _percent(runs[score])
+            if study.against in paper:
+                gap = paper[str(name)] - paper[study.against]
+                row[f"paper - {study.against}"] = "" if name == study.against else f"{gap:+.2f}"
+                row[f"ours - {study.against}"] = difference(study, here, str(name))
+            rows.append(row)
+    return pd.DataFrame(rows).fillna("")
 
 
-def _first(frame: pd.DataFrame) -> str:
-    """The score that orders the arms: the first of COLUMNS that there is."""
-    return next(k for k in (*COLUMNS, "common/accuracy") if k in frame and frame[k].notna().any())
+def _percent(values: pd.Series) -> str:
+    """Mean and standard error over seeds, of shares, in percent."""
+    v = 100 * values.dropna()
+    return f"{v.mean():.1f}" if len(v) < 2 else f"{v.mean():.1f} +- {v.std(ddof=1) / np.sqrt(len(v)):.1f}"
 
 
-def difference(frame: pd.DataFrame, a: str, b: str) -> str:
-    """a - b with its 95% interval over paired seeds, in points."""
-    score = _first(frame)
+def _first(study: Study, frame: pd.DataFrame) -> str:
+    """The score that orders the arms: the study's, or the first of COLUMNS that there is."""
+    return study.score or next(k for k in COLUMNS if k in frame and frame[k].notna().any())
+
+
+def difference(study: Study, frame: pd.DataFrame, arm: str) -> str:
+    """An arm's score less that of `against`, with its 95% interval over paired seeds, in points; within one cell."""
+    score = _first(study, frame)
     by_arm: Mapping[str, dict[int, float]] = {
-        arm: dict(zip(runs["seed"], 100 * runs[score])) for arm, runs in frame.groupby("arm") if arm in (a, b)
+        str(name): dict(zip(runs["seed"], 100 * runs[score])) for name, runs in frame.groupby("arm")
     }
-    if a == b or len(by_arm) < 2:
+    if arm == study.against or not {arm, study.against} <= by_arm.keys():
         return ""
-    seeds = by_arm[a].keys() & by_arm[b].keys()
-    gap = paired_difference({s: by_arm[a][s] for s in seeds}, {s: by_arm[b][s] for s in seeds})
+    a, b = by_arm[arm], by_arm[study.against]
+    seeds = a.keys() & b.keys()
+    gap = paired_difference({s: a[s] for s in seeds}, {s: b[s] for s in seeds})
     if gap.mean is None or gap.interval is None:
         return "" if gap.mean is None else f"{gap.mean:+.1f}"
     return f"{gap.mean:+.1f} ({gap.interval.low:+.1f} to {gap.interval.high:+.1f})"
@@ -82,10 +125,12 @@ def markdown(frame: pd.DataFrame) -> str:
 
 def draw(study: Study, frame: pd.DataFrame, path: Path) -> Path:
     """Personal and global accuracy of every arm with 95% intervals over seeds, best at the top."""
-    order = frame.groupby("arm")[_first(frame)].mean().sort_values().index
+    first = _first(study, frame)
+    order = frame.groupby("arm")[first].mean().sort_values().index
     drawn = figure(7, 0.24 * len(order) + 1.4)
     axes = tidy(drawn.add_subplot())
-    for score, marker in (("personal/accuracy", "o"), ("global/accuracy", "|"), ("common/accuracy", "x")):
+    shown = ("personal/accuracy", "o"), ("global/accuracy", "|"), ("common/accuracy", "x"), ("balanced/accuracy", "s")
+    for score, marker in shown:
         if score not in frame or frame[score].isna().all():
             continue
         places, means, halves = [], [], []
@@ -104,17 +149,74 @@ def draw(study: Study, frame: pd.DataFrame, path: Path) -> Path:
     return save(drawn, path)
 
 
-def write(study: Study, frame: pd.DataFrame, out: Path, name: str) -> None:
+def draw_cells(study: Study, frame: pd.DataFrame, path: Path) -> Path:
+    """A column of axes a panel, its cells along the axis: the paper's accuracy above, below it ours with its error."""
+    cells = list({a.cell.name: a.cell for a in study.arms}.values())
+    panels = list(dict.fromkeys(c.panel for c in cells))
+    kinds = list(dict.fromkeys(a.kind for a in study.arms))
+    printed = any(c.paper for c in cells)
+    score = _first(study, frame)
+    drawn = figure(1.6 + 2.3 * len(panels), 2.6 * (1 + printed) + 0.6)
+    grid = drawn.subplots(1 + printed, len(panels), squeeze=False, sharex="col")
+    for column, panel in enumerate(panels):
+        here = [c for c in cells if c.panel == panel]
+        for i, kind in enumerate(kinds):
+            side = 0.5 * (i - (len(kinds) - 1) / 2) / max(len(kinds), 2)  # so that bars do not hide each other
+            runs = [frame[(frame["cell"] == c.name) & (frame["arm"] == kind)][score].dropna() for c in here]
+            ours = [(x + side, 100 * r.mean(), 100 * r.sem()) for x, r in enumerate(runs) if len(r)]
+            if ours:
+                x, mean, error = zip(*ours)
+                grid[-1, column].errorbar(x, mean, np.nan_to_num(error), label=kind, **look(i))
+            theirs = [(x + side, c.paper[kind]) for x, c in enumerate(here) if kind in c.paper]
+            if theirs:
+                grid[0, column].plot(*zip(*theirs), **look(i))
+        for axes in grid[:, column]:
+            tidy(axes)
+        grid[0, column].set_title(panel, fontsize=10)
+        grid[-1, column].set_xticks(range(len(here)), [c.at for c in here], fontsize=8)
+        grid[-1, column].margins(x=0.15)
+    grid[-1, 0].set_ylabel("here, %, +- s.e.")
+    if printed:
+        grid[0, 0].set_ylabel("the paper, %")
+    drawn.legend(*_labels(grid[-1]), fontsize=8, frameon=False, loc="outside lower center", ncols=4)
+    drawn.suptitle(study.title, fontsize=10)
+    return save(drawn, path)
+
+
+def _labels(row: np.ndarray) -> tuple[list[Any], list[str]]:
+    """Handles and labels of all axes of a row, each label once."""
+    found = {label: handle for axes in row for handle, label in zip(*axes.get_legend_handles_labels())}
+    return list(found.values()), list(found)
+
+
+def write(study: Study, frame: pd.DataFrame, out: Path, name: str, *, command: str = "") -> None:
     """NAME.csv, NAME.md and NAME.png in `out`."""
     if frame.empty:
         return
     out.mkdir(parents=True, exist_ok=True)
     frame.to_csv(out / f"{name}.csv", index=False, float_format="%.6g")
     seeds = ", ".join(map(str, sorted(frame["seed"].unique())))
-    text = (
-        f"# {study.title}\n\nMeans over clients, then over seeds ({seeds}); +- is half of a 95% t interval over seeds; "
+    parts = [f"# {study.title}\n"]
+    papers = beside_paper(study, frame)
+    if len(papers):
+        parts.append(
+            "Accuracy in percent, mean and standard error over seeds; the differences from "
+            f"{study.against} in points, ours of the same seeds with a 95% t interval.\n\n{markdown(papers)}\n"
+        )
+    parts.append(
+        f"Means over clients, then over seeds ({seeds}); +- is half of a 95% t interval over seeds; "
         f"'- {study.against}' is the paired difference in points of the first score, with its 95% t interval. "
         "'chosen' is the value of the tuned key with the lowest held-out negative log-likelihood.\n\n"
+        f"{markdown(table(study, frame))}\n"
     )
-    (out / f"{name}.md").write_text(text + markdown(table(study, frame)) + "\n", encoding="utf-8")
-    draw(study, frame, out / f"{name}.png")
+    parts.append(made_by(command))
+    (out / f"{name}.md").write_text("\n".join(parts), encoding="utf-8")
+    (draw_cells if "cell" in frame else draw)(study, frame, out / f"{name}.png")
+
+
+def made_by(command: str) -> str:
+    """The command and the versions behind a result."""
+    names = ("torch", "pyro-ppl", "numpy", "scipy")
+    versions = ", ".join(f"{n} {version(n)}" for n in names)
+    started = f"`{command}`; " if command else ""
+    return f"Made by {started}pyrofl {pyrofl.__version__}, Python {platform.python_version()}, {versions}.\n"

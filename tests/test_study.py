@@ -11,7 +11,7 @@ import tomli_w
 from support.documents import ROOT
 
 from experiments.study import Runner, Study, held_out, merged
-from experiments.study_report import interval, table, write
+from experiments.study_report import beside_paper, difference, interval, table, write
 from pyrofl import assemble
 from pyrofl.config import ConfigError
 
@@ -75,7 +75,7 @@ def test_an_arm_that_tunes_more_than_the_others_is_refused(tiny: Path) -> None:
 
 def test_held_out_rows_are_training_rows(tiny: Path) -> None:
     study = Study.read(tiny)
-    federation = assemble(study.config(study.arms[0], 1)).federation
+    federation = assemble(study.arms[0].config(1)).federation
     for before, after in zip(federation.clients, held_out(federation).clients, strict=True):
         assert after.train.rows + after.test.rows == before.train.rows
         rows = {tuple(r) for r in before.train.x.tolist()}
@@ -88,9 +88,7 @@ def test_the_better_candidate_is_chosen_and_nothing_is_run_twice(tiny: Path, tmp
     runner.run()
     assert runner.failed == {} and runner.left() == []
     fedavg = runner.study.arms[0]
-    scores = [
-        json.loads(runner.tuned_file(runner.study.config(fedavg, 0, v)).read_text())["nll"] for v in fedavg.candidates
-    ]
+    scores = [json.loads(runner.tuned_file(fedavg.config(0, v)).read_text())["nll"] for v in fedavg.candidates]
     assert scores[1] < scores[0] and runner.chosen(fedavg) == "sgd:0.3"
     files = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*") if p.is_file()}
     Runner(runner.study, tmp_path / "out", 1).run()
@@ -119,6 +117,78 @@ def test_every_arm_of_every_file_builds(path: Path, monkeypatch: pytest.MonkeyPa
     assert len(counts) == 1, "all arms tune equally many values"
     for arm in study.arms:
         for value in arm.candidates or (None,):
-            assembled = assemble(study.config(arm, 1, value))
+            assembled = assemble(arm.config(1, value))
             budget = {k: assembled.config.method.get(k) for k in ("size",)}
             assert budget == {"size": study.base["method"]["size"]}, arm.name
+
+
+CELLS = {
+    **{k: TINY[k] for k in ("title", "base", "scales")},
+    "seeds": [1],
+    "cells": {
+        "few": {"panel": "A", "at": "20", "paper": {"fedavg": 50, "alone": 60.5}},
+        "more": {"panel": "A", "at": "40", "data": {"rows": 40}, "tuned_in": "few", "paper": {"fedavg": 55}},
+        "same": {"panel": "B", "at": "40", "data": {"rows": 40}, "tuned_in": "few", "only": ["fedavg"]},
+    },
+    "arms": {
+        "fedavg": {"tune": {"method.optimizer": ["sgd:1e-9", "sgd:0.3"]}},
+        "alone": {"method": {"name": "alone"}, "tune": {"method.optimizer": ["sgd:0.3", "sgd:1e-9"]}},
+    },
+}
+
+
+def test_every_arm_runs_in_every_cell_with_the_choice_of_another_where_asked(tiny: Path, tmp_path: Path) -> None:
+    tiny.write_text(tomli_w.dumps(CELLS))
+    study = Study.read(tiny)
+    assert [a.name for a in study.arms] == ["few/fedavg", "few/alone", "more/fedavg", "more/alone", "same/fedavg"]
+    assert [a.config(1).data["rows"] for a in study.arms] == [20, 20, 40, 40, 40]
+    assert [a.name for a in study.only(["alone"]).arms] == ["few/alone", "more/alone"]
+    assert [a.name for a in study.only(["more", "same/fedavg"]).arms] == ["more/fedavg", "more/alone", "same/fedavg"]
+
+    runner = Runner(study, tmp_path / "out", 1)
+    # two candidates and a run; 'more' chooses nothing anew, and 'same' has the runs of 'more'
+    assert [(a.name, n) for a, n in runner.left()] == [
+        ("few/fedavg", 3),
+        ("few/alone", 3),
+        ("more/fedavg", 1),
+        ("more/alone", 1),
+    ]
+    runner.run()
+    assert runner.failed == {} and runner.left() == []
+    assert {runner.chosen(a) for a in study.arms} == {"sgd:0.3"}
+    frame = runner.results()
+    assert list(frame["cell"]) == ["few", "few", "more", "more", "same"]
+    by_name = frame.set_index(["cell", "arm"])["personal/accuracy"]
+    assert by_name["more", "fedavg"] == by_name["same", "fedavg"]
+
+    rows = beside_paper(study, frame).set_index(["cell", "arm"])
+    assert list(rows.index) == [("few", "fedavg"), ("few", "alone"), ("more", "fedavg")]
+    assert rows.loc[("few", "alone"), "paper - fedavg"] == "+10.50"
+    assert rows.loc[("few", "alone"), "ours, own models"] == f"{100 * by_name['few', 'alone']:.1f}"
+    write(study, frame, tmp_path / "results", "cells")
+    assert {p.name for p in (tmp_path / "results").iterdir()} == {"cells.csv", "cells.md", "cells.png"}
+
+
+def test_cells_that_name_what_is_not_there_are_refused(tiny: Path) -> None:
+    for change, message in [
+        ({"tuned_in": "mroe"}, "cell 'few' is tuned in 'mroe', which is no cell before it"),
+        ({"paper": {"fedavgg": 1}}, "there is no arm 'fedavgg'; did you mean \"fedavg\""),
+    ]:
+        cells = {**CELLS["cells"], "few": {**CELLS["cells"]["few"], **change}}
+        tiny.write_text(tomli_w.dumps({**CELLS, "cells": cells}))
+        with pytest.raises(ConfigError, match=message):
+            Study.read(tiny)
+
+
+def test_differences_are_of_the_same_cell(tiny: Path) -> None:
+    tiny.write_text(tomli_w.dumps(CELLS))
+    frame = pd.DataFrame(
+        [
+            {"cell": c, "arm": a, "seed": s, "personal/accuracy": v + 0.01 * s}
+            for c, a, v in [("few", "fedavg", 0.5), ("few", "alone", 0.6), ("more", "fedavg", 0.1)]
+            for s in (1, 2)
+        ]
+    )
+    study = Study.read(tiny)
+    assert difference(study, frame[frame["cell"] == "few"], "alone") == "+10.0 (+10.0 to +10.0)"
+    assert difference(study, frame[frame["cell"] == "more"], "fedavg") == ""
