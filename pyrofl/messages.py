@@ -39,6 +39,17 @@ class Messages:
             return reply
         return reply._replace(up=self.decode(self.encode(reply.up, down, key), down))
 
+    def spent(self, rounds: int) -> dict[str, float]:
+        """The account of privacy after so many rounds: epsilon for whoever reads a client's messages; and, where only
+        sums can be read, for whoever reads those and knows the noise of one site at most: the server, or a site.
+        """
+        if self.privacy is None:
+            return {}
+        spent = {"epsilon": self.privacy.spent(rounds)}
+        if self.secure is not None:
+            spent["epsilon_of_sums"] = self.privacy.spent_on_average(rounds, self.secure.least - 1)
+        return spent
+
     def encode(self, up: Tree, down: Tree, key: Tensor) -> Tree:
         return self.compression.encode(up, down, key)
 

@@ -32,17 +32,23 @@ FEWEST = 3  # of two sites each knows the other's update from the sum
 class Secure:
     """Updates as fixed-point numbers v - v0 = range q / 2^bits, with |v - v0| <= `range` for every value.
 
-    v0 is what the client received under the same name, 0 elsewhere. The sum of 2^(62 - bits) sites fits.
+    v0 is what the client received under the same name, 0 elsewhere. The sum of 2^(62 - bits) sites fits. A sum is of
+    `least` sites or more: each site checks that before it masks.
     """
 
     range: float = 16.0
     bits: int = 40
+    least: int = FEWEST
 
     def __post_init__(self) -> None:
         if not 0 < self.range < math.inf:
             raise ValueError(f"secure.range must be positive, got {self.range}")
         if not 8 <= self.bits <= 48:
             raise ValueError(f"secure.bits must be between 8 and 48, got {self.bits}")
+        if self.least < FEWEST:
+            raise ValueError(
+                f"secure.least must be at least {FEWEST} sites, got {self.least}: of two each knows the other's update"
+            )
 
     def check(self, method: FedAvg, server: Tree) -> None:
         """Refuse a method whose server step needs more than the clients' plain mean, by trying it."""
@@ -103,13 +109,20 @@ def public_key(secret: bytes, context: bytes) -> bytes:
     return _private(secret, context).public_key().public_bytes_raw()
 
 
-def masked(codes: Tree, mine: int, keys: Mapping[int, bytes], secret: bytes, context: bytes) -> Tree:
+def group_of(keys: Mapping[int, bytes]) -> bytes:
+    """A hash of the sites of a sum (site -> public key)."""
+    return hashlib.sha256(b"".join(i.to_bytes(8, "little") + keys[i] for i in sorted(keys))).digest()
+
+
+def masked(
+    codes: Tree, mine: int, keys: Mapping[int, bytes], secret: bytes, context: bytes, *, least: int = FEWEST
+) -> Tree:
     """`codes` with the masks of site `mine` and every other site of `keys` (site -> public key)."""
-    if len(keys) < FEWEST:
-        raise ValueError(f"a sum of {len(keys)} sites gives them away to each other: at least {FEWEST} must take part")
+    if len(keys) < least:
+        raise ValueError(f"a sum of {len(keys)} sites gives too much of them away: at least {least} must take part")
     if keys.get(mine) != public_key(secret, context):
         raise ValueError("the list of sites does not hold this site's own key")
-    group = hashlib.sha256(b"".join(i.to_bytes(8, "little") + keys[i] for i in sorted(keys))).digest()
+    group = group_of(keys)
     counts = [q.numel() for q in codes.values()]
     flat = np.concatenate([q.cpu().reshape(-1).numpy() for q in codes.values()]).view(np.uint64).copy()
     for other in sorted(keys.keys() - {mine}):

@@ -56,8 +56,10 @@ def test_masks_belong_to_one_round_and_one_group() -> None:
     more = masked(codes, 0, keys(range(4), ROUND), bytes(32), ROUND)
     later = masked(codes, 0, keys(range(3), b"round 2"), bytes(32), b"round 2")
     assert len({tuple(m["a"].tolist()) for m in (first, more, later)}) == 3
-    with pytest.raises(ValueError, match="a sum of 2 sites gives them away"):
+    with pytest.raises(ValueError, match="a sum of 2 sites gives too much of them away: at least 3"):
         masked(codes, 0, keys(range(2), ROUND), bytes(32), ROUND)
+    with pytest.raises(ValueError, match="a sum of 4 sites gives too much of them away: at least 5"):
+        masked(codes, 0, keys(range(4), ROUND), bytes(32), ROUND, least=5)
     with pytest.raises(ValueError, match="does not hold this site's own key"):
         masked(codes, 0, keys(range(1, 4), ROUND), bytes(32), ROUND)
 
@@ -93,7 +95,10 @@ def test_methods_whose_server_needs_more_than_the_mean_are_refused(case: Case, f
         Secure().check(method, method.init(root(1)))
 
 
-@pytest.mark.parametrize(("field", "value"), [("range", 0.0), ("range", math.inf), ("bits", 7), ("bits", 60)])
+SENSELESS = [("range", 0.0), ("range", math.inf), ("bits", 7), ("bits", 60), ("least", 2)]
+
+
+@pytest.mark.parametrize(("field", "value"), SENSELESS)
 def test_senseless_numbers_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"secure.{field} must be"):
         Secure(**{field: value})  # type: ignore[arg-type]

@@ -65,10 +65,18 @@ class Site:
             return reply._replace(up=self.messages.encode(reply.up, down, key))
         if group is None:
             raise ValueError("the server asks for a plain update where the configuration says secure: refused")
-        codes = self.messages.secure.encode(reply.up, down)
-        if reason := self.messages.secure.reason(codes):
+        return reply._replace(up=self._masked(reply.up, down, key, group))
+
+    def _masked(self, up: Tree, down: Tree, key: Tensor, group: Mapping[int, bytes]) -> Tree:
+        """The update under masks, once: of two sums that differ by a site the difference would be its update."""
+        settings = self.messages.secure
+        assert settings is not None
+        if not self.states.agree(int(key), secure.group_of(group) + digest(down)):
+            raise ValueError(f"site {self.name} has answered this round already, for a sum of other sites: refused")
+        codes = settings.encode(up, down)
+        if reason := settings.reason(codes):
             raise ValueError(reason)
-        return reply._replace(up=secure.masked(codes, self.client, group, self.states.secret(), _bytes(key)))
+        return secure.masked(codes, self.client, group, self.states.secret(), _bytes(key), least=settings.least)
 
     def _noise(self, like: Tree, down: Tree, key: Tensor, after: int | None) -> Tree:
         if not self.secretive:
