@@ -18,6 +18,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from . import config as conf
+from .averaged import Averaged, averaged
 from .bayesian import Bayesian, Prior
 from .compression import Compression
 from .config import Config, ConfigError, Evaluation, Patience, Table
@@ -153,6 +154,7 @@ def _messages(config: Config, method: FedAvg, taking_part: int) -> Messages:
     """What happens to the method's messages, refused where it would not hold for this method."""
     privacy: Privacy | None = None
     secure: Secure | None = None
+    what: Averaged | None = None
     server = method.init(fold(root(config.seed), "init")) if config.privacy or config.secure else {}
     try:
         if config.privacy:
@@ -163,7 +165,12 @@ def _messages(config: Config, method: FedAvg, taking_part: int) -> Messages:
             if config.compression != "none":
                 raise ConfigError('secure sums whole numbers of its own: use compression = "none"')
             secure = Secure(**conf.arguments(Secure, config.secure, where="secure"))
-            secure.check(method, server)
+            what = averaged(method, server)
+            if privacy is not None and what.rule != "plain":
+                raise ConfigError(
+                    "privacy's noise must be in what is summed, and epsilon is for the guide's own parameters: use "
+                    "method.pooling = 'unconstrained'"
+                )
             if privacy is not None and secure.range < privacy.reach():
                 raise ConfigError(
                     f"secure.range = {secure.range:g} is too near for privacy's noise, and a site that refuses to send "
@@ -175,7 +182,7 @@ def _messages(config: Config, method: FedAvg, taking_part: int) -> Messages:
                 )
     except (ValueError, ModuleNotFoundError) as error:
         raise ConfigError(str(error)) from None
-    return Messages(method, Compression(method.program, config.compression), privacy, secure)
+    return Messages(method, Compression(method.program, config.compression), privacy, secure, what)
 
 
 def flower(config: Config) -> Patience:

@@ -53,12 +53,15 @@ def test_under_secure_sums_epsilon_is_also_that_of_the_sums() -> None:
         assert now.report["epsilon_of_sums"] < now.report["epsilon"] and now.left_out == {}
 
 
+FULL_EM = {"name": "fedmap", "epochs": 1.0, "size": 8, "optimizer": "sgd:0.1"}
+BAYES = {**UNIFORM, "name": "bayfl"}
 PRIVATE = {"privacy": {"clip": 1.0, "noise": 8.0}, "method": UNIFORM}
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({**PRIVATE, "secure": {"range": 81.0}, "method": BAYES}, "use method.pooling = 'unconstrained'"),
         ({**PRIVATE, "secure": {"range": 80.0}}, "a site that refuses to send tells of its update: take .* = 81"),
         ({"secure": {"least": 4}, "method": UNIFORM}, r"a sum needs 4 sites \(secure.least\), and 3 take part"),
         ({"secure": {"range": 1.0}, "method": UNIFORM, "cohort": {"clients": 2}}, "a sum needs 3 .*, and 2 take part"),
@@ -81,7 +84,7 @@ def test_sums_that_would_tell_too_much_are_refused(changes: dict[str, Any], reas
         ({"secure": {}}, "secure = {} would change nothing: give at least one key"),
         ({"privacy": {}}, "privacy = {} would change nothing: give at least one key"),
         ({"secure": {"range": 1.0}, "flower": {"timeou": 1.0}}, 'unknown key flower.timeou; did you mean "timeout"'),
-        ({"secure": {"range": 1.0}}, "secure: BayFL's server needs more than the plain mean"),
+        ({"secure": {"range": 1.0}, "method": FULL_EM}, "secure: FedMAP's server needs more than a sum"),
         ({"secure": {"range": 1.0}, "compression": "int8", "method": UNIFORM}, "secure sums whole numbers of its own"),
     ],
 )

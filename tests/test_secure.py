@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from support.cases import Case
 from support.compare import close, same
 
-from pyrofl.random import root
 from pyrofl.secure import Secure, masked, public_key, total
 from pyrofl.tree import Tree
 
@@ -70,29 +68,6 @@ def test_each_tensor_is_checked_against_the_range(bad: float) -> None:
     assert secure.reason(secure.encode({**DOWN, "b": torch.full((1, 2), 16.0)}, DOWN)) is None
     reason = secure.reason(secure.encode({**DOWN, "b": torch.tensor([[0.0, bad]])}, DOWN))
     assert reason == "tensor 'b' has moved by more than secure.range = 16, or is not finite"
-
-
-@pytest.mark.parametrize(
-    ("case", "fits"),
-    [
-        (Case("fedavg", {"weighting": "uniform"}), True),
-        (Case("fedprox", {"weighting": "uniform"}), True),
-        (Case("bayfl", {"weighting": "uniform", "pooling": "unconstrained"}), True),
-        (Case("fedavg"), False),  # weighted by rows
-        (Case("bayfl", {"weighting": "uniform", "pooling": "mixture"}), False),  # the spread between clients
-        (Case("fedmap"), False),
-        (Case("npeb"), False),
-        (Case("alone"), False),
-    ],
-    ids=str,
-)
-def test_methods_whose_server_needs_more_than_the_mean_are_refused(case: Case, fits: bool) -> None:
-    method = case.build()
-    if fits:
-        Secure().check(method, method.init(root(1)))
-        return
-    with pytest.raises(ValueError, match=r"secure: .*(plain mean|nothing to sum)"):
-        Secure().check(method, method.init(root(1)))
 
 
 SENSELESS = [("range", 0.0), ("range", math.inf), ("bits", 7), ("bits", 60), ("least", 2)]

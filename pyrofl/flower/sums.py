@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from .. import secure
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def sum_of_masked(exchange: Exchange, jobs: Sequence[Job]) -> Iterator[tuple[int, Any]]:
     """Every site's reply with the mean of all in place of its own update, or a Failure for every site.
 
-    The method's server step is a plain mean (`Secure.check`), so that it comes to the same.
+    The method's server step is a plain mean of what is summed (`averaged`), so that it comes to the same.
     """
     asked = {j.client: RecordDict({"asked": ConfigRecord({"key": int(j.key)})}) for j in jobs}
     keys = {}
@@ -43,8 +44,10 @@ def sum_of_masked(exchange: Exchange, jobs: Sequence[Job]) -> Iterator[tuple[int
 
 def _round(exchange: Exchange, jobs: Sequence[Job], keys: dict[int, bytes]) -> Iterator[tuple[int, Any]]:
     contents = {}
-    for job in jobs:
+    shares = exchange.messages.shares(torch.stack([job.data.n for job in jobs]))
+    for job, share in zip(jobs, shares.tolist(), strict=True):
         contents[job.client] = content = work(job)
+        content["asked"]["share"] = share
         content["asked"]["sites"] = sorted(keys)
         content["asked"]["keys"] = [keys[i] for i in sorted(keys)]
     job_of = {job.client: job for job in jobs}
@@ -74,7 +77,7 @@ def _mean(exchange: Exchange, sent: list[Tree], down: Tree) -> Tree | None:
     codes = secure.total(sent)
     if any(q.numel() and int(q.abs().max()) > len(sent) * 2**settings.bits for q in codes.values()):
         return None
-    return settings.decode_mean(codes, len(sent), down, exchange.messages.method.message(down))
+    return exchange.messages.of_sum(codes, len(sent), down)
 
 
 def _key(client: int, reply: Message) -> bytes | Failure:

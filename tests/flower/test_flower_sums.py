@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,17 @@ pytest.importorskip("flwr", reason="needs pip install 'pyrofl[flower]'")
 
 from flwr.app import Message
 
+from pyrofl.averaged import averaged
 from pyrofl.compression import Compression
 from pyrofl.config import Patience
 from pyrofl.engines import Sequential, Vectorised
 from pyrofl.flower.grid import LocalGrid
 from pyrofl.flower.local import local_run
 from pyrofl.flower.records import record, tree
+from pyrofl.meanfield import POOLING
 from pyrofl.messages import Messages
+from pyrofl.methods import METHODS
+from pyrofl.random import root
 from pyrofl.run import Run
 from pyrofl.secure import Secure
 from pyrofl.store import RunDirectory
@@ -30,9 +35,22 @@ from pyrofl.tree import nbytes
 UNIFORM = Case("bayfl", {"weighting": "uniform", "pooling": "unconstrained"})
 
 
-def messages(secure: Secure | None = None) -> Messages:
-    method = UNIFORM.build()
-    return Messages(method, Compression(method.program), secure=secure or Secure())
+def messages(secure: Secure | None = None, case: Case = UNIFORM) -> Messages:
+    method = case.build(rounds=4)
+    what = averaged(method, method.init(root(1)))
+    return Messages(method, Compression(method.program), secure=secure or Secure(), averaged=what)
+
+
+def summable() -> list[Case]:
+    """Every registered method whose server needs a sum and no more, and every rule of pooling."""
+    rules = [Case("bayfl", {"pooling": rule}) for rule in POOLING]
+    more = [Case("fedmap", {"fixed_variance": 1.0}), Case("fedmap", {}, {"guide": "normal"})]
+    found = []
+    for case in [*(Case(name) for name in METHODS if not METHODS[name].pools), *rules, *more]:
+        with contextlib.suppress(ValueError):
+            messages(case=case)
+            found.append(case)
+    return found
 
 
 def flower(how: Messages, rounds: int = 2, **options: Any) -> Any:
@@ -53,6 +71,22 @@ class Watching(LocalGrid):
                 self.change(reply.content)
             self.seen.append(reply)
         return reply
+
+
+@pytest.mark.parametrize("case", summable(), ids=str)
+def test_sums_give_the_numbers_of_messages(case: Case) -> None:
+    """For every method that is not refused, over rounds, with ragged clients and rows as weights."""
+    pytest.importorskip("cryptography")
+    run, plain = flower(messages(Secure(range=2.0**14, bits=45), case), 3), case.run(rounds=3)
+    for now, other in zip(run, plain, strict=True):
+        assert now.clients == other.clients
+    close(plain.server, run.server, "server", tolerance=1e-6)
+
+
+def test_most_methods_are_among_them() -> None:
+    names = {case.method for case in summable()}
+    assert names >= {"fedavg", "fedprox", "scaffold", "bayfl", "meta_bayfl", "pfedbayes", "fedmap", "ditto", "fedper"}
+    assert not names & {"npeb", "vaneb", "fedfomo", "fedamp", "fedbe", "beta_predbayes", "fedmask", "alone"}
 
 
 def test_a_secure_run_equals_the_plain_one_and_the_engines_agree() -> None:
