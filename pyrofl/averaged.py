@@ -12,7 +12,7 @@ from .method import Cohort
 from .methods.fedavg import FedAvg
 from .program import Program
 from .random import fold, normal, root
-from .tree import Tree, mean, stack, without
+from .tree import Tree, mean, stack
 
 _RTOL, _ATOL = 1e-4, 1e-5  # of float32; a wrong rule is off by a tenth
 
@@ -97,8 +97,8 @@ def averaged(method: FedAvg, server: Tree) -> Averaged:
 
 def _candidates(method: FedAvg, like: Tree) -> Iterator[Averaged]:
     posterior = method.program.mean_field and method.program.posterior_names <= like.keys()
-    rules = dict.fromkeys(("plain", method.pooling, "mixture") if posterior else ("plain",))
-    for rule in without(rules, ["unconstrained"]):  # which is "plain"
+    its_own = "plain" if method.pooling == "unconstrained" else method.pooling
+    for rule in dict.fromkeys(("plain", its_own, "mixture") if posterior else ("plain",)):
         yield from (Averaged(method.program, rule, rows) for rows in (False, True))
 
 

@@ -85,5 +85,6 @@ def _key(client: int, reply: Message) -> bytes | Failure:
         return Failure(client, last_line(reply.error.reason), reply.error.reason or "")
     record = reply.content.get("key")
     key = record.get("public") if isinstance(record, ConfigRecord) else None
-    fits = isinstance(key, bytes) and len(key) == 32
-    return key if fits else Failure(client, "it sent no key for the round's sum", "")
+    if isinstance(key, bytes) and len(key) == 32:
+        return key
+    return Failure(client, "it sent no key for the round's sum", "")
