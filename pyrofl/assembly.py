@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from . import config as conf
+from .averaged import Averaged, averaged
 from .bayesian import Bayesian, Prior
 from .compression import Compression
 from .config import Config, ConfigError, Evaluation, Patience, Table
@@ -140,7 +142,7 @@ def assemble(
     full = replace(config, **values)
     _check_engine(config.engine, method, device)
     cohort.count(1 if method.pools else clients)
-    return Assembled(full, federation, method, device, _messages(config, method))
+    return Assembled(full, federation, method, device, _messages(config, method, cohort.count(clients)))
 
 
 def site_config(config: Config, data: str | Path) -> Config:
@@ -148,10 +150,11 @@ def site_config(config: Config, data: str | Path) -> Config:
     return replace(config, data={**config.data, "path": str(data)})
 
 
-def _messages(config: Config, method: FedAvg) -> Messages:
+def _messages(config: Config, method: FedAvg, taking_part: int) -> Messages:
     """What happens to the method's messages, refused where it would not hold for this method."""
     privacy: Privacy | None = None
     secure: Secure | None = None
+    what: Averaged | None = None
     server = method.init(fold(root(config.seed), "init")) if config.privacy or config.secure else {}
     try:
         if config.privacy:
@@ -162,10 +165,24 @@ def _messages(config: Config, method: FedAvg) -> Messages:
             if config.compression != "none":
                 raise ConfigError('secure sums whole numbers of its own: use compression = "none"')
             secure = Secure(**conf.arguments(Secure, config.secure, where="secure"))
-            secure.check(method, server)
+            what = averaged(method, server)
+            if privacy is not None and what.rule != "plain":
+                raise ConfigError(
+                    "privacy's noise must be in what is summed, and epsilon is for the guide's own parameters: use "
+                    "method.pooling = 'unconstrained'"
+                )
+            if privacy is not None and secure.range < privacy.reach():
+                raise ConfigError(
+                    f"secure.range = {secure.range:g} is too near for privacy's noise, and a site that refuses to send "
+                    f"tells of its update: take secure.range = {math.ceil(privacy.reach())} or more"
+                )
+            if taking_part < secure.least:
+                raise ConfigError(
+                    f"a sum needs {secure.least} sites (secure.least), and {taking_part} take part in a round"
+                )
     except (ValueError, ModuleNotFoundError) as error:
         raise ConfigError(str(error)) from None
-    return Messages(method, Compression(method.program, config.compression), privacy, secure)
+    return Messages(method, Compression(method.program, config.compression), privacy, secure, what)
 
 
 def flower(config: Config) -> Patience:

@@ -65,8 +65,10 @@ def say(found: Rehearsal, console: Console) -> None:
         console.print(f"also sent, one number each: {', '.join(sorted(found.reply.info)) or 'nothing'}; and the scores")
     else:
         rounds = found.assembled.config.rounds
+        spent = found.assembled.messages.spent(rounds)
+        sums = f" ({spent['epsilon_of_sums']:.3g} of the sums)" if "epsilon_of_sums" in spent else ""
         console.print(
-            f"clipped and noised: epsilon {privacy.spent(rounds):.3g} at delta {privacy.delta:g} after {rounds} rounds"
+            f"clipped and noised: epsilon {spent['epsilon']:.3g}{sums} at delta {privacy.delta:g} after {rounds} rounds"
             + ("; the scores are sent too, outside of this" if privacy.scores else "; nothing else is sent")
         )
     kept = ", ".join(found.reply.own) or "nothing between rounds"

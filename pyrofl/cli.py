@@ -24,7 +24,7 @@ from .check_site import rehearse
 from .check_site import say as say_site
 from .compare import compare as compare_runs
 from .config import ConfigError, load, signature
-from .console import Reporter, partition_table
+from .console import Reporter, nothing_learned, partition_table
 from .datasets import DATASETS
 from .empirical_bayes.command import shrink
 from .engines import Sequential, Vectorised, choose
@@ -108,7 +108,7 @@ def _go(run: Run, reporter: Reporter, directory: RunDirectory) -> None:
             f"round {run.round} of {run.rounds} is done: nothing to do. "
             f"More rounds: pyrofl resume {directory.path} rounds={2 * run.rounds}"
         )
-        _refuse_untrained(run, directory)
+        _refuse_untrained(run)
         return
     if run.round:
         console.print(f"going on after round {run.round} of {run.rounds}")
@@ -119,19 +119,14 @@ def _go(run: Run, reporter: Reporter, directory: RunDirectory) -> None:
     except KeyboardInterrupt:
         console.print(f"stopped: round {run.committed} stands. Go on with: pyrofl resume {directory.path}")
         raise typer.Exit(130) from None
-    _refuse_untrained(run, directory)
+    _refuse_untrained(run)
     console.print(f"done: {directory.path} (compare runs with: pyrofl compare {directory.path} ...)", markup=False)
 
 
-def _refuse_untrained(run: Run, directory: RunDirectory) -> None:
+def _refuse_untrained(run: Run) -> None:
     """Exit with 1 where no round of a run was ever aggregated."""
-    if not run.trained:
-        console.print(
-            f"nothing was learned: every round was skipped, and {directory.path} holds the model as it "
-            "began. The line of each round says why the replies were left out",
-            style="red",
-            markup=False,
-        )
+    if text := nothing_learned(run):
+        console.print(text, style="red", markup=False)
         raise typer.Exit(1)
 
 

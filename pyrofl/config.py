@@ -192,12 +192,16 @@ def _value(text: str) -> Any:
 def config_of(table: Table, where: str = "configuration") -> Config:
     """A Config from plain tables, with types checked; components are checked when they are built."""
     table = {k: {"name": v} if k in _COMPONENTS and isinstance(v, str) else v for k, v in table.items()}
+    for name in _ON_WHEN_GIVEN:
+        if table.get(name) == {}:
+            raise ConfigError(f"{where}: {name} = {{}} would change nothing: give at least one key, or leave it out")
     try:
         return Config(**arguments(Config, table, where=""))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
+_ON_WHEN_GIVEN = ("schema", "privacy", "secure")  # tables whose absence means none
 _COMPONENTS = ("data", "model", "prior", "guide", "likelihood", "method")
 
 

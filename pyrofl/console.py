@@ -21,7 +21,7 @@ from rich.text import Text
 
 from .data import Federation
 from .federation import holdings
-from .run import Observer, Round
+from .run import Observer, Round, Run
 
 _WIDE = 30  # classes beyond this are not shown one by one
 
@@ -77,6 +77,17 @@ class Reporter(Observer):
         if len(now.left_out) > 1:
             others = ", ".join(list(now.left_out)[1:6])
             self.console.print(Text(f"  and {len(now.left_out) - 1} more left out: {others}", style="red"))
+
+
+def nothing_learned(run: Run) -> str | None:
+    """What is to be said of a run of which no round was ever aggregated; None of any other."""
+    if run.trained:
+        return None
+    where = f"{run.directory.path} holds the model as it began" if run.directory else "the model is as it began"
+    return (
+        f"nothing was learned: every round was skipped, and {where}. The line of each round says why the replies were "
+        "left out"
+    )
 
 
 def _bar(console: Console) -> Progress:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .averaged import Averaged
 from .compression import Compression
 from .data import Data
 from .method import Reply
@@ -23,6 +24,7 @@ class Messages:
     compression: Compression
     privacy: Privacy | None = None
     secure: Secure | None = None
+    averaged: Averaged | None = None  # what `secure` sums; None: the messages as they are
 
     @classmethod
     def plain(cls, method: FedAvg) -> Messages:
@@ -34,10 +36,22 @@ class Messages:
         if self.privacy is not None:
             reply = self.privacy.reply(reply, down, keyed_noise(reply.up, key))
         if self.secure is not None:  # the masks cancel in the sum: what stays is the rounding
-            return reply._replace(up=self.secure.rounded(reply.up, down))
+            z = self.secure.rounded(self._averaged.of(reply.up), self._averaged.of(down))
+            return reply._replace(up=self._averaged.back(z, self.method.message(down)))
         if self.compression.kind == "none":
             return reply
         return reply._replace(up=self.decode(self.encode(reply.up, down, key), down))
+
+    def spent(self, rounds: int) -> dict[str, float]:
+        """The account of privacy after so many rounds: epsilon for whoever reads a client's messages; and, where only
+        sums can be read, for whoever reads those and knows the noise of one site at most: the server, or a site.
+        """
+        if self.privacy is None:
+            return {}
+        spent = {"epsilon": self.privacy.spent(rounds)}
+        if self.secure is not None:
+            spent["epsilon_of_sums"] = self.privacy.spent_on_average(rounds, self.secure.least - 1)
+        return spent
 
     def encode(self, up: Tree, down: Tree, key: Tensor) -> Tree:
         return self.compression.encode(up, down, key)
@@ -49,3 +63,28 @@ class Messages:
         """Names, shapes and dtypes of what travels in answer to `down`."""
         message = self.method.message(down)
         return self.compression.wire(message) if self.secure is None else self.secure.wire(message)
+
+    # ------------------------------------------------------------------ secure sums
+
+    @property
+    def _averaged(self) -> Averaged:
+        return self.averaged or Averaged(self.method.program)
+
+    def shares(self, n: Tensor) -> Tensor:
+        """What each of C sites multiplies its message with, so that the sum's C-th part is the server's mean, (C,)."""
+        return self._averaged.shares(n)
+
+    def codes(self, up: Tree, down: Tree, share: float) -> Tree:
+        """A site's term of the sum, before masks; refused where it is out of range."""
+        assert self.secure is not None
+        z, z0 = self._averaged.of(up), self._averaged.of(down)
+        if reason := self.secure.reason(self.secure.encode(z, z0)):
+            raise ValueError(reason)
+        return self.secure.encode(z, z0, share)
+
+    def of_sum(self, total: Tree, count: int, down: Tree) -> Tree:
+        """The message that stands for each of `count` sites, from the sum of their terms."""
+        assert self.secure is not None
+        like = self.method.message(down)
+        z = self.secure.decode_mean(total, count, self._averaged.of(down), self._averaged.of(like))
+        return self._averaged.back(z, like)

@@ -16,6 +16,7 @@ from .methods.fedavg import FedAvg
 from .random import fold, normal
 from .tree import Tree, sqnorm
 
+_SURELY = 10.0  # standard deviations: a normal number is beyond them with probability 1.5e-23
 NEEDS = "privacy needs dp-accounting: pip install 'pyrofl[privacy]'"
 
 
@@ -78,8 +79,15 @@ class Privacy:
         return _epsilon(self.noise / 2, messages, self.delta)
 
     def spent_on_average(self, messages: int, clients: int) -> float:
-        """Epsilon at `delta` for those who see the mean of `clients` messages each time, and no message."""
+        """Epsilon at `delta` for those who see the mean of `clients` messages each time, and no message.
+
+        Who knows the noise of some of them counts the others alone.
+        """
         return _epsilon(self.noise * math.sqrt(clients) / 2, messages, self.delta)
+
+    def reach(self) -> float:
+        """How far a protected value may be from where it started; one that is further is as good as impossible."""
+        return self.clip * (1 + _SURELY * self.noise)
 
 
 def keyed_noise(like: Tree, key: Tensor) -> Tree:

@@ -242,8 +242,7 @@ class Run:
             self.trained = now.number
         # What a method reports at its start is no finding: nothing until a round was aggregated.
         now.report = {name: float(v) for name, v in part(server, "report").items()} if self.trained else {}
-        if self.messages.privacy is not None:
-            now.report["epsilon"] = self.messages.privacy.spent(now.number)
+        now.report |= self.messages.spent(now.number)
         if now.number % self.evaluation.every == 0 or self.done:
             self._evaluate(now)
         now.seconds = time.perf_counter() - began

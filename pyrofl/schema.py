@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,24 +28,15 @@ class Schema:
         if self.likelihood not in KINDS:
             raise ValueError(f"schema.likelihood must be one of {', '.join(KINDS)}, got {self.likelihood!r}")
 
-    @classmethod
-    def of(cls, dataset: Dataset) -> Schema:
-        return cls(dataset.sites, tuple(dataset.x.shape[1:]), dataset.likelihood, dataset.classes)
-
     def table(self) -> dict[str, Any]:
         """As it is written in a configuration."""
-        return {
-            "sites": list(self.sites),
-            "shape": list(self.shape),
-            "likelihood": self.likelihood,
-            "classes": list(self.classes),
-        }
+        return {"sites": list(self.sites), **_kind(self.shape, self.likelihood, self.classes)}
 
     def reason(self, dataset: Dataset) -> str | None:
         """Why rows of this data set do not fit, or None."""
-        mine: Mapping[str, Any] = Schema.of(dataset).table()
-        for key, expected in self.table().items():
-            if key != "sites" and mine[key] != expected:
+        mine = _kind(dataset.x.shape[1:], dataset.likelihood, dataset.classes)
+        for key, expected in _kind(self.shape, self.likelihood, self.classes).items():
+            if mine[key] != expected:
                 return f"{key} is {mine[key]} here and {expected} in the federation's schema"
         return None
 
@@ -55,6 +46,10 @@ class Schema:
             raise ValueError(f"site {site!r} is none of the federation's: {', '.join(self.sites)}")
         if reason := self.reason(dataset):
             raise ValueError(f"the data of site {site} do not fit: {reason}")
+        if dataset.site is not None and (named := _named(dataset)) != [site]:
+            raise ValueError(
+                f"the rows are those of {', '.join(named) or 'nobody'}, and not of {site}: name this site's own file"
+            )
         number = torch.full((len(dataset.y),), self.sites.index(site))
         return replace(dataset, site=number, sites=self.sites)
 
@@ -63,7 +58,8 @@ class Schema:
         if reason := self.reason(dataset):
             raise ValueError(f"the data do not fit: {reason}")
         if dataset.sites != self.sites:
-            raise ValueError(f"the data are of {', '.join(dataset.sites)}, the schema's of {', '.join(self.sites)}")
+            whose = f"are of {', '.join(dataset.sites)}" if dataset.sites else "name no sites"
+            raise ValueError(f"the data {whose}, the schema's are of {', '.join(self.sites)}")
         return dataset
 
     def empty(self) -> Dataset:
@@ -79,3 +75,13 @@ class Schema:
         blank = Data(none.x[:0], y[:0], torch.tensor(0))
         clients = tuple(Client(name, blank, blank) for name in self.sites)
         return Federation(clients, self.likelihood, self.classes)
+
+
+def _kind(shape: Sequence[int], likelihood: str, classes: Sequence[str]) -> dict[str, Any]:
+    return {"shape": list(shape), "likelihood": likelihood, "classes": list(classes)}
+
+
+def _named(dataset: Dataset) -> list[str]:
+    """The sites of which there are rows, as the data name them."""
+    assert dataset.site is not None
+    return [dataset.sites[int(k)] for k in torch.unique(dataset.site)]

@@ -20,9 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .method import Cohort
-from .methods.fedavg import FedAvg
-from .random import fold, normal, root
 from .tree import Tree, stack
 
 FEWEST = 3  # of two sites each knows the other's update from the sum
@@ -32,46 +29,28 @@ FEWEST = 3  # of two sites each knows the other's update from the sum
 class Secure:
     """Updates as fixed-point numbers v - v0 = range q / 2^bits, with |v - v0| <= `range` for every value.
 
-    v0 is what the client received under the same name, 0 elsewhere. The sum of 2^(62 - bits) sites fits.
+    v are the numbers that the server averages (`Averaged`), and v0 the same of what the client received, 0 where it
+    received none. The sum of 2^(62 - bits) sites fits. A sum is of
+    `least` sites or more: each site checks that before it masks.
     """
 
     range: float = 16.0
     bits: int = 40
+    least: int = FEWEST
 
     def __post_init__(self) -> None:
         if not 0 < self.range < math.inf:
             raise ValueError(f"secure.range must be positive, got {self.range}")
         if not 8 <= self.bits <= 48:
             raise ValueError(f"secure.bits must be between 8 and 48, got {self.bits}")
+        if self.least < FEWEST:
+            raise ValueError(
+                f"secure.least must be at least {FEWEST} sites, got {self.least}: of two each knows the other's update"
+            )
 
-    def check(self, method: FedAvg, server: Tree) -> None:
-        """Refuse a method whose server step needs more than the clients' plain mean, by trying it."""
-        name, like = type(method).__name__, method.message(method.down(server, 0))
-        if odd := [k for k, v in like.items() if not v.is_floating_point()]:
-            raise ValueError(f"secure: {odd[0]!r} of {name}'s message is no real number, and is not summed")
-        if any(a is not server.get(k) for k, a in method.down(server, 1).items()):
-            raise ValueError(f"secure: {name} sends each client something else, and the plain mean is of one thing")
-        if not like:
-            raise ValueError(f"secure: {name} sends nothing, so there is nothing to sum: leave secure out")
-        key, some = root(0), next(iter(like.values()))
-        near = lambda c: {k: v + 0.01 * normal(fold(key, c, k), v.shape, v.dtype).to(v.device) for k, v in like.items()}
-        ups = stack([near(c) for c in range(3)])
-        same = {k: v.mean(0, keepdim=True).expand_as(v).clone() for k, v in ups.items()}
-        ids, n = torch.arange(3, device=some.device), torch.tensor([1, 2, 3], device=some.device)
-        try:
-            one, other = (method.aggregate(server, u, Cohort(ids, n, key, 1)) for u in (ups, same))
-        except ValueError as error:
-            raise ValueError(f"secure: {name}'s server needs more than the plain mean of messages: {error}") from None
-        for k, v in one.items():
-            if v.is_floating_point() and not torch.allclose(v, other[k], rtol=1e-4, atol=1e-5):
-                raise ValueError(
-                    f"secure: {name}'s server needs more than the plain mean of the clients' messages ({k!r} differs): "
-                    "use method.weighting = 'uniform', and method.pooling = 'unconstrained' where there is a posterior"
-                )
-
-    def encode(self, up: Tree, down: Tree) -> Tree:
-        """int64 codes; a value out of range stays far out of it, for `reason`."""
-        scale = 2.0**self.bits / self.range
+    def encode(self, up: Tree, down: Tree, share: float = 1.0) -> Tree:
+        """int64 codes of `share` times the way; a value out of range stays far out of it, for `reason`."""
+        scale = share * 2.0**self.bits / self.range
         way = {k: (v - _received(k, v, down)).double() for k, v in up.items()}
         fit = lambda w: w.nan_to_num(nan=math.inf).clamp(-2 * self.range, 2 * self.range)
         return {k: torch.round(fit(w) * scale).long() for k, w in way.items()}
@@ -103,10 +82,12 @@ def public_key(secret: bytes, context: bytes) -> bytes:
     return _private(secret, context).public_key().public_bytes_raw()
 
 
-def masked(codes: Tree, mine: int, keys: Mapping[int, bytes], secret: bytes, context: bytes) -> Tree:
+def masked(
+    codes: Tree, mine: int, keys: Mapping[int, bytes], secret: bytes, context: bytes, *, least: int = FEWEST
+) -> Tree:
     """`codes` with the masks of site `mine` and every other site of `keys` (site -> public key)."""
-    if len(keys) < FEWEST:
-        raise ValueError(f"a sum of {len(keys)} sites gives them away to each other: at least {FEWEST} must take part")
+    if len(keys) < least:
+        raise ValueError(f"a sum of {len(keys)} sites gives too much of them away: at least {least} must take part")
     if keys.get(mine) != public_key(secret, context):
         raise ValueError("the list of sites does not hold this site's own key")
     group = hashlib.sha256(b"".join(i.to_bytes(8, "little") + keys[i] for i in sorted(keys))).digest()

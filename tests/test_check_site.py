@@ -78,6 +78,46 @@ def test_data_that_do_not_fit_are_refused_with_both_sides(here: Path, change: di
         raise done.exception
 
 
+def test_rows_of_other_sites_are_not_taken_for_the_sites_own(here: Path) -> None:
+    """A neighbour's file, and the folder of all four."""
+    options = ["--config", str(FOUR), "--site", "va"]
+    for place, whose in (
+        (here / "processed.cleveland.data", "cleveland"),
+        (here, "cleveland, hungarian, switzerland, va"),
+    ):
+        done = CliRunner().invoke(app, ["check-site", str(place), *options])
+        with pytest.raises(
+            ConfigError, match=f"data: the rows are those of {whose}, and not of va"
+        ):
+            raise done.exception
+    (here / "processed.va.data").write_text("")
+    with pytest.raises(ConfigError, match=r"processed\.va\.data is empty"):
+        raise checked(here, "va").exception
+
+
+def test_a_site_may_hold_a_table_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CSV file without a column of sites, as docs/deployment.md says; and what is told where it does not fit."""
+    monkeypatch.chdir(ROOT)
+    table = tomllib.loads(FOUR.read_text())
+    table["data"] = {"name": "csv", "target": "out", "likelihood": "bernoulli", "features": ["age", "sex"]}
+    table["data"] |= {"classes": ["no", "yes"], "test": 0.34}
+    table["schema"] = {"sites": ["a", "b"], "shape": [2], "likelihood": "bernoulli", "classes": ["no", "yes"]}
+    config, file = tmp_path / "tables.toml", tmp_path / "mine.csv"
+    config.write_text(tomli_w.dumps(table))
+    rows = [f"{30 + i},{'yes' if i % 3 else 'no'},{i % 2}" for i in range(12)]
+    file.write_text("\n".join(["age,out,sex", *rows]))
+    invoke = lambda: CliRunner().invoke(app, ["check-site", str(file), "--config", str(config), "--site", "b"])
+    done = invoke()
+    assert done.exit_code == 0, done.exception
+    assert "the numbers of rows (8 for training, 4 for scores)" in done.output
+    file.write_text("\n".join(["age,out", *(r.rpartition(",")[0] for r in rows)]))
+    with pytest.raises(ConfigError, match=r"unknown column of mine\.csv 'sex'; known are age, out"):
+        raise invoke().exception
+    file.write_text("")
+    with pytest.raises(ConfigError, match=r"mine\.csv"):
+        raise invoke().exception
+
+
 def test_a_site_loads_its_own_rows_and_no_others(here: Path) -> None:
     table = tomllib.loads(FOUR.read_text())
     alone = config_of({**table, "data": {**table["data"], "path": str(here / "processed.va.data")}})
@@ -108,7 +148,9 @@ def test_a_configuration_without_a_schema_has_no_sites(here: Path) -> None:
 
 def test_a_schema_is_that_of_the_whole_data_set_too() -> None:
     rows = replace(SCHEMA.empty(), sites=("a", "c"))
-    with pytest.raises(ValueError, match="the data are of a, c, the schema's of a, b"):
+    with pytest.raises(ValueError, match="the data are of a, c, the schema's are of a, b"):
         SCHEMA.whole(rows)
+    with pytest.raises(ValueError, match="the data name no sites, the schema's are of a, b"):
+        SCHEMA.whole(replace(rows, sites=()))
     assert SCHEMA.whole(SCHEMA.empty()).sites == ("a", "b")
     assert Schema(**{k: tuple(v) if isinstance(v, list) else v for k, v in SCHEMA.table().items()}) == SCHEMA

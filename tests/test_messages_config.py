@@ -43,6 +43,37 @@ def test_epsilon_is_reported_each_round() -> None:
     assert spent == [run.messages.privacy.spent(r) for r in (1, 2, 3)] and spent == sorted(set(spent))
 
 
+def test_under_secure_sums_epsilon_is_also_that_of_the_sums() -> None:
+    """Three sites at least: two whose noise a reader does not know, each with its own share."""
+    pytest.importorskip("dp_accounting")
+    run = made(method=UNIFORM, privacy={"clip": 1.0, "noise": 4.0}, secure={"range": 50.0}).run()
+    for now in run:
+        assert now.report["epsilon"] == run.messages.privacy.spent(now.number)
+        assert now.report["epsilon_of_sums"] == run.messages.privacy.spent_on_average(now.number, 2)
+        assert now.report["epsilon_of_sums"] < now.report["epsilon"] and now.left_out == {}
+
+
+FULL_EM = {"name": "fedmap", "epochs": 1.0, "size": 8, "optimizer": "sgd:0.1"}
+BAYES = {**UNIFORM, "name": "bayfl"}
+PRIVATE = {"privacy": {"clip": 1.0, "noise": 8.0}, "method": UNIFORM}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({**PRIVATE, "secure": {"range": 81.0}, "method": BAYES}, "use method.pooling = 'unconstrained'"),
+        ({**PRIVATE, "secure": {"range": 80.0}}, "a site that refuses to send tells of its update: take .* = 81"),
+        ({"secure": {"least": 4}, "method": UNIFORM}, r"a sum needs 4 sites \(secure.least\), and 3 take part"),
+        ({"secure": {"range": 1.0}, "method": UNIFORM, "cohort": {"clients": 2}}, "a sum needs 3 .*, and 2 take part"),
+    ],
+)
+def test_sums_that_would_tell_too_much_are_refused(changes: dict[str, Any], reason: str) -> None:
+    if "privacy" in changes:
+        pytest.importorskip("dp_accounting")
+    with pytest.raises(ConfigError, match=reason):
+        made(**changes)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -50,8 +81,10 @@ def test_epsilon_is_reported_each_round() -> None:
         ({"privacy": {"clip": 1.0}}, "privacy.noise is missing"),
         ({"privacy": {"clip": 1.0, "nois": 1.0}}, 'unknown key privacy.nois; did you mean "noise"'),
         ({"secure": {"rang": 1.0}}, 'unknown key secure.rang; did you mean "range"'),
-        ({"secure": {}, "flower": {"timeou": 1.0}}, 'unknown key flower.timeou; did you mean "timeout"'),
-        ({"secure": {"range": 1.0}}, "secure: BayFL's server needs more than the plain mean"),
+        ({"secure": {}}, "secure = {} would change nothing: give at least one key"),
+        ({"privacy": {}}, "privacy = {} would change nothing: give at least one key"),
+        ({"secure": {"range": 1.0}, "flower": {"timeou": 1.0}}, 'unknown key flower.timeou; did you mean "timeout"'),
+        ({"secure": {"range": 1.0}, "method": FULL_EM}, "secure: FedMAP's server needs more than a sum"),
         ({"secure": {"range": 1.0}, "compression": "int8", "method": UNIFORM}, "secure sums whole numbers of its own"),
     ],
 )

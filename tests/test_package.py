@@ -134,6 +134,7 @@ LAYERS = (
         "schema",
         "compression",
         "privacy",
+        "averaged",
         "secure",
         "messages",
     },

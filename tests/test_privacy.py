@@ -78,6 +78,7 @@ def test_epsilon_is_that_of_the_gaussian_mechanism() -> None:
         assert delta(eps, s) <= 1e-5 < delta(0.75 * eps, s), "at most a third above the exact value"
     assert privacy.spent(0) == 0
     assert privacy.spent_on_average(10, 1) == privacy.spent(10)
+    assert privacy.reach() == 5.0 + 10 * 20.0
     assert privacy.spent_on_average(10, 16) == pytest.approx(Privacy(clip=1.0, noise=16.0).spent(10))
 
 

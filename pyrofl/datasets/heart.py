@@ -114,6 +114,8 @@ def _read(path: Path) -> pd.DataFrame:
     """The 11 columns used, as numbers; missing values are NaN."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: the heart data are four files, one a hospital")
+    if not path.stat().st_size:
+        raise ValueError(f"{path} is empty: fetch it again")
     text = pd.read_csv(path, header=None, dtype=str, skipinitialspace=True)
     if text.shape[1] != len(COLUMNS):
         raise ValueError(f"{path} has {text.shape[1]} columns and should have {len(COLUMNS)}: fetch it again")

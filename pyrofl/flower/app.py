@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ..assembly import assemble, flower
 from ..config import ConfigError, load
-from ..console import Reporter
+from ..console import Reporter, nothing_learned
 from ..store import RunDirectory
 from .client import client_app
 from .open import open_site
@@ -31,6 +31,10 @@ class Lines(Reporter):
 
     def progress(self, what: str, done: int, total: int) -> None:
         pass
+
+
+class NothingLearned(RuntimeError):
+    """All rounds are through and none was aggregated: the run of Flower fails, and its log says so."""
 
 
 @server.main()
@@ -57,8 +61,10 @@ def main(grid: Grid, context: Context) -> None:
         reporter.note(f"going on after round {run.round} of {run.rounds}")
     for now in run:
         reporter.round(now, run.rounds)
-    if directory is not None:
-        reporter.note(f"done: {directory.path}")
+    if text := nothing_learned(run):
+        raise NothingLearned(text)
+    kept = "nothing is kept, since out names no folder" if directory is None else directory.path
+    reporter.note(f"done: {kept}")
 
 
 def _find(file: str) -> Path:

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from .records import record, tree
-from .site import Site, as_key
+from .site import Site, Sum, as_key
 
 Open = Callable[[str, Context], Site]  # (configuration, context) -> the site behind this node
 
@@ -36,7 +36,7 @@ def client_app(open_site: Open) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         asked = _asked(message)
         site = open_site(asked["config"], context)
-        group = dict(zip(asked["sites"], asked["keys"], strict=True)) if "sites" in asked else None
+        group = Sum(asked["sites"], asked["keys"], asked["share"]) if "sites" in asked else None
         try:
             reply = site.update(tree(message.content["down"]), as_key(asked["key"]), asked.get("after"), group)
         except Exception:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,14 @@ from .records import record
 from .states import States
 
 Scores = dict[str, dict[str, float | None]]  # "personal" or "global" -> score -> value
+
+
+class Sum(NamedTuple):
+    """What a site is asked to be a term of."""
+
+    sites: list[int]
+    keys: list[bytes]  # their public keys of this round
+    share: float  # what this site's update is multiplied with
 
 
 @dataclass(frozen=True)
@@ -49,10 +57,10 @@ class Site:
         """This site's public key for the sum of one round."""
         return secure.public_key(self.states.secret(), _bytes(key))
 
-    def update(self, down: Tree, key: Tensor, after: int | None, group: Mapping[int, bytes] | None = None) -> Reply:
+    def update(self, down: Tree, key: Tensor, after: int | None, sum: Sum | None = None) -> Reply:
         """The client's local update, from the own state with the receipt `after` (None: its first).
 
-        `up` is as it travels: protected, and compressed or masked for the sites of `group` (site -> public key).
+        `up` is as it travels: protected, and compressed, or masked for a `sum`.
         """
         reply = self.method.local(down, self.own(down, after), self.train, key)
         if (privacy := self.messages.privacy) is not None:
@@ -63,12 +71,21 @@ class Site:
             self.states.put(int(key), reply.own)
         if self.messages.secure is None:
             return reply._replace(up=self.messages.encode(reply.up, down, key))
-        if group is None:
+        if sum is None:
             raise ValueError("the server asks for a plain update where the configuration says secure: refused")
-        codes = self.messages.secure.encode(reply.up, down)
-        if reason := self.messages.secure.reason(codes):
-            raise ValueError(reason)
-        return reply._replace(up=secure.masked(codes, self.client, group, self.states.secret(), _bytes(key)))
+        return reply._replace(up=self._masked(reply.up, down, key, sum))
+
+    def _masked(self, up: Tree, down: Tree, key: Tensor, sum: Sum) -> Tree:
+        """The update under masks, once: of two sums that differ by a site the difference would be its update."""
+        assert self.messages.secure is not None
+        keys = dict(zip(sum.sites, sum.keys, strict=True))
+        if not 0 < sum.share <= len(keys):
+            raise ValueError(f"the server asks for {sum.share} times the update of one of {len(keys)} sites: refused")
+        if not self.states.agree(int(key), digest(down) + repr(sum).encode()):
+            raise ValueError(f"site {self.name} has answered this round already, for a sum of other sites: refused")
+        codes = self.messages.codes(up, down, sum.share)
+        least = self.messages.secure.least
+        return secure.masked(codes, self.client, keys, self.states.secret(), _bytes(key), least=least)
 
     def _noise(self, like: Tree, down: Tree, key: Tensor, after: int | None) -> Tree:
         if not self.secretive:

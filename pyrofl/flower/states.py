@@ -31,6 +31,9 @@ class States(Protocol):
     def secret(self) -> bytes:
         """32 random bytes that never leave the site, the same each time."""
 
+    def agree(self, receipt: int, terms: bytes) -> bool:
+        """Agree to `terms` under this receipt; False where other terms were agreed to under it."""
+
 
 class InContext:
     """States in Flower's `Context.state`, which lasts as long as the node's part in one run of Flower."""
@@ -49,6 +52,11 @@ class InContext:
         if "secret" not in self._records:
             self._records["secret"] = ConfigRecord({"secret": secrets.token_bytes(32)})
         return bytes(self._records["secret"]["secret"])
+
+    def agree(self, receipt: int, terms: bytes) -> bool:
+        last = self._records.get("agreed", ConfigRecord())
+        self._records["agreed"] = last if last.get("receipt") == receipt else _agreed(receipt, terms)
+        return bool(self._records["agreed"]["terms"] == terms)
 
     def keep(self, receipt: int) -> None:
         for name in [n for n in self._records if n.startswith("own-") and n != _name(receipt)]:
@@ -82,8 +90,19 @@ class InFolder:
             path.chmod(0o600)
         return path.read_bytes()
 
+    def agree(self, receipt: int, terms: bytes) -> bool:
+        path, key = self.folder / "agreed", _name(receipt).encode()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or not path.read_bytes().startswith(key):
+            write(path, key + terms)
+        return path.read_bytes() == key + terms
+
     def _path(self, receipt: int) -> Path:
         return self.folder / f"{_name(receipt)}{_SUFFIX}"
+
+
+def _agreed(receipt: int, terms: bytes) -> ConfigRecord:
+    return ConfigRecord({"receipt": receipt, "terms": terms})
 
 
 def _name(receipt: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from .. import secure
@@ -12,7 +13,7 @@ from ..engines import Failure, Job
 from ..gate import Contract
 from ..method import Reply
 from ..tree import Tree
-from .replies import update, work
+from .replies import last_line, update, work
 
 if TYPE_CHECKING:
     from .exchange import Exchange
@@ -21,16 +22,21 @@ if TYPE_CHECKING:
 def sum_of_masked(exchange: Exchange, jobs: Sequence[Job]) -> Iterator[tuple[int, Any]]:
     """Every site's reply with the mean of all in place of its own update, or a Failure for every site.
 
-    The method's server step is a plain mean (`Secure.check`), so that it comes to the same.
+    The method's server step is a plain mean of what is summed (`averaged`), so that it comes to the same.
     """
     asked = {j.client: RecordDict({"asked": ConfigRecord({"key": int(j.key)})}) for j in jobs}
-    keys = {client: key for client, reply in exchange.ask("query.key", asked) if (key := _key(reply))}
-    for job in jobs:
-        if job.client not in keys:
-            yield job.client, Failure(job.client, "it sent no key for the round's sum", "")
+    keys = {}
+    for client, reply in exchange.ask("query.key", asked):
+        found = exchange.silent(client) if reply is None else _key(client, reply)
+        if isinstance(found, Failure):  # the sum goes on without it
+            yield client, found
+        else:
+            keys[client] = found
     jobs = [j for j in jobs if j.client in keys]
-    if 0 < len(jobs) < secure.FEWEST:
-        why = f"a sum of {len(jobs)} sites would give them away: at least {secure.FEWEST} must take part"
+    assert exchange.messages.secure is not None
+    least = exchange.messages.secure.least
+    if 0 < len(jobs) < least:
+        why = f"a sum of {len(jobs)} sites would give too much of them away: at least {least} must take part"
         yield from ((j.client, Failure(j.client, why, "")) for j in jobs)
     elif jobs:
         yield from _round(exchange, jobs, keys)
@@ -38,8 +44,10 @@ def sum_of_masked(exchange: Exchange, jobs: Sequence[Job]) -> Iterator[tuple[int
 
 def _round(exchange: Exchange, jobs: Sequence[Job], keys: dict[int, bytes]) -> Iterator[tuple[int, Any]]:
     contents = {}
-    for job in jobs:
+    shares = exchange.messages.shares(torch.stack([job.data.n for job in jobs]))
+    for job, share in zip(jobs, shares.tolist(), strict=True):
         contents[job.client] = content = work(job)
+        content["asked"]["share"] = share
         content["asked"]["sites"] = sorted(keys)
         content["asked"]["keys"] = [keys[i] for i in sorted(keys)]
     job_of = {job.client: job for job in jobs}
@@ -48,18 +56,19 @@ def _round(exchange: Exchange, jobs: Sequence[Job], keys: dict[int, bytes]) -> I
         job = job_of[client]
         contract = Contract.of(exchange.messages.wire(job.down))
         found[client] = exchange.silent(client) if reply is None else update(client, reply, contract, job.key)
-    failed = {i: f for i, f in found.items() if isinstance(f, Failure)}
+    failed = {i: f for i, f in sorted(found.items()) if isinstance(f, Failure)}
     replies = {i: r for i, r in sorted(found.items()) if isinstance(r, Reply)}
-    mean = why = None
+    mean = None if failed else _mean(exchange, [r.up for r in replies.values()], jobs[0].down)
+    if mean is not None:
+        yield from ((client, reply._replace(up=mean)) for client, reply in replies.items())
+        return
     if failed:
-        first = exchange.names[min(failed)]
-        why = f"the round's sum cannot be read, because site {first} is missing: {failed[min(failed)].reason}"
+        missing = ", ".join(f"{exchange.names[i]} ({f.reason})" for i, f in failed.items())
+        why = f"the round's sum cannot be read without {missing}"
     else:
-        mean = _mean(exchange, [r.up for r in replies.values()], jobs[0].down)
-        why = "the sum is out of range: a site did not send what was agreed" if mean is None else None
+        why = "the sum is out of range: a site did not send what was agreed"
+    yield from ((client, Failure(client, why, "")) for client in replies)  # first: it is what the round's line shows
     yield from failed.items()
-    for client, reply in replies.items():
-        yield client, Failure(client, why, "") if mean is None else reply._replace(up=mean)  # type: ignore[arg-type]
 
 
 def _mean(exchange: Exchange, sent: list[Tree], down: Tree) -> Tree | None:
@@ -68,12 +77,14 @@ def _mean(exchange: Exchange, sent: list[Tree], down: Tree) -> Tree | None:
     codes = secure.total(sent)
     if any(q.numel() and int(q.abs().max()) > len(sent) * 2**settings.bits for q in codes.values()):
         return None
-    return settings.decode_mean(codes, len(sent), down, exchange.messages.method.message(down))
+    return exchange.messages.of_sum(codes, len(sent), down)
 
 
-def _key(reply: Message | None) -> bytes | None:
-    if reply is None or reply.has_error():
-        return None
+def _key(client: int, reply: Message) -> bytes | Failure:
+    if reply.has_error():
+        return Failure(client, last_line(reply.error.reason), reply.error.reason or "")
     record = reply.content.get("key")
     key = record.get("public") if isinstance(record, ConfigRecord) else None
-    return key if isinstance(key, bytes) and len(key) == 32 else None
+    if isinstance(key, bytes) and len(key) == 32:
+        return key
+    return Failure(client, "it sent no key for the round's sum", "")

@@ -88,7 +88,8 @@ class FedMAP(OwnTuning, FedAvg):
         return {**known, "rows_times_likelihood": n.log() + fitted}[self.weights].to(_scalar(theta, 0.0).dtype)
 
     def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
-        p, w = self.program, torch.softmax(ups["log_weight"].double(), 0)  # (C,)
+        by_rows = self.weights == "rows"  # which the server knows
+        p, w = self.program, self.shares(cohort) if by_rows else torch.softmax(ups["log_weight"].double(), 0)  # (C,)
         effective = (1 / w.square().sum()).to(server[EFFECTIVE].dtype)
         new = {**server, **mean(without(ups, ["log_weight"]), w), EFFECTIVE: effective}
         if self.fixed_variance is None:

@@ -52,6 +52,19 @@ def test_states_are_found_by_their_receipt_until_the_server_has_moved_on(make: A
     assert states.get(-7) is not None, "the secret is no state"
 
 
+@pytest.mark.parametrize("make", [in_context, in_folder])
+def test_one_thing_is_agreed_to_under_a_receipt(make: Any, tmp_path: Path) -> None:
+    states = make(tmp_path)
+    assert states.agree(5, b"these three")
+    assert states.agree(5, b"these three"), "a repeated request"
+    assert not states.agree(5, b"those two")
+    assert not states.agree(5, b"these three and more")
+    assert states.agree(5, b"these three")
+    assert states.agree(-6, b"those two"), "another round"
+    if make is in_folder:
+        assert not in_folder(tmp_path).agree(-6, b"these three"), "after a restart of the site too"
+
+
 def test_a_folder_outlasts_the_process_and_its_secret_is_private(tmp_path: Path) -> None:
     in_folder(tmp_path).put(1, {"v": torch.tensor([1.0])})
     same(in_folder(tmp_path).get(1) or {}, {"v": torch.tensor([1.0])})

@@ -87,7 +87,7 @@ COHORT = Cohort(torch.arange(4), torch.tensor([5, 9, 2, 7]), root(0), 1)
 @pytest.mark.parametrize("sharing", ["isotropic", "tensor", "coordinate"])
 def test_the_upper_level_is_the_closed_form(sharing: Any) -> None:
     program = build.program(guide="delta")
-    method = FedMAP(program, variance=sharing)
+    method = FedMAP(program, variance=sharing, weights="total_loglik")
     server, ups = method.init(root(1)), ups_of(method)
     new = method.aggregate(server, ups, COHORT)
     flat = np.concatenate([ups[program.loc_name(s)].reshape(4, -1).numpy() for s in program.sites], 1)
@@ -109,7 +109,8 @@ def test_the_upper_level_by_hand() -> None:
         "log_weight": torch.tensor(l, dtype=torch.float64),
     }
     ups = stack([one([0.0, 2.0], 1.0, math.log(1)), one([4.0, 2.0], 5.0, math.log(3))])
-    new = method.aggregate(server, ups, COHORT)
+    cohort = Cohort(torch.arange(2), torch.tensor([1, 3]), root(0), 1)
+    new = method.aggregate(server, ups, cohort)
     assert vector(program, new).tolist() == pytest.approx([3.0, 2.0, 4.0])
     # deviations (3, 0, 3) with weight 1/4 and (1, 0, 1) with weight 3/4: (18 / 4 + 2 * 3 / 4) / 3 coordinates
     assert float(new[f"variance/{WEIGHT}"]) == pytest.approx(2.0) == float(new[f"variance/{BIAS}"])
@@ -119,7 +120,7 @@ def test_the_upper_level_by_hand() -> None:
 
 def test_the_scales_of_a_normal_guide_add_to_the_variance() -> None:
     program = regression("normal")
-    method = FedMAP(program, variance="coordinate")
+    method = FedMAP(program, variance="coordinate", weights="mean_loglik")
     ups = []
     for loc, scale in ((1.0, 0.3), (3.0, 0.4)):
         q = {
