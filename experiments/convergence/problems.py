@@ -68,7 +68,7 @@ class Problem:
         return self.gradients(w).mean(-2)
 
     def noise(self, w: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """(E||g - E g||^2, E||g||^2), each (..., N), of the mean gradient g of `size` different rows at w (..., N, d)."""
+        """(E||g - E g||^2, E||g||^2), each (..., N), of the mean gradient g of `size` different rows, at w (..., N, d)."""
         rows = self.slopes(w)
         n = rows.shape[-2]
         spread = rows.var(-2, ddof=1).sum(-1) / size * (1 - size / n)
@@ -144,7 +144,14 @@ class Problem:
 
 
 def make(
-    kind: str, *, clients: int = 5, rows: int = 100, features: int = 4, ridge: float = 0.2, spread: float = 1.0, seed: int
+    kind: str,
+    *,
+    seed: int,
+    clients: int = 5,
+    rows: int = 100,
+    features: int = 4,
+    ridge: float = 0.2,
+    spread: float = 1.0,
 ) -> Problem:
     """A problem whose clients' true weights lie N(0, spread^2) about common ones, and whose features are shifted."""
     rng = generator(fold(root(seed), "problem", kind))
