@@ -93,8 +93,8 @@ def li(steps: np.ndarray, c: Constants) -> np.ndarray:
 def li_iterated(rates: np.ndarray, c: Constants) -> np.ndarray:
     """(L/2) D_k after k = 0..K rounds, with D <- (1 - mu eta) D + eta^2 B at each of T steps a round.
 
-    This inequality, from which `li` follows, holds for any rates that never rise and are at most 1 / (4 L); elsewhere the
-    bound is NaN.
+    This inequality, from which `li` follows, holds for any rates that never rise and are at most 1 / (4 L); for others
+    the bound is NaN.
     """
     bound, b = [c.distance], li_b(c)
     for eta in rates:

@@ -16,9 +16,9 @@ def first_allowed_round(c: Constants) -> int:
 
 
 def induction_ratio(c: Constants, rounds: int) -> float:
-    """Y_K (K + omega) / (theta^2 Phi / (4 theta mu - 1)) where Y_{k+1} = (1 - mu eta_k) Y_k + eta_k^2 Phi with equality.
+    """Y_K (K + omega) over theta^2 Phi / (4 theta mu - 1), where Y_{k+1} = (1 - mu eta_k) Y_k + eta_k^2 Phi exactly.
 
-    The induction claims at most 1 for constant Phi, whatever Y_0 is forgotten; it starts here at the first allowed k.
+    The induction claims at most 1 for constant Phi, once Y_0 is forgotten; here Y is 0 at the first allowed k.
     """
     start = first_allowed_round(c)
     y = 0.0

@@ -3,8 +3,8 @@
 F(w) = (1/N) sum_n F_n(w), and F_n is the loss that the library trains on: the client's mean of -log p(y | x, w) plus
 (mu / 2) ||w||^2, the whole prior at every client. Two likelihoods:
 
-    logistic     y | x ~ Bernoulli(sigmoid(x'w))    Hessian X' diag(p (1 - p)) X / n + mu I    at most X'X / (4 n) + mu I
-    linear       y | x ~ N(x'w, sigma^2)            Hessian X'X / (n sigma^2) + mu I           everything in closed form
+    logistic    y | x ~ Bernoulli(sigmoid(x'w))    Hessian X' diag(p (1 - p)) X / n + mu I, at most X'X / (4 n) + mu I
+    linear      y | x ~ N(x'w, sigma^2)            Hessian X'X / (n sigma^2) + mu I, everything in closed form
 
 Clients differ in their true weights and in how their features lie.
 """
@@ -68,7 +68,7 @@ class Problem:
         return self.gradients(w).mean(-2)
 
     def noise(self, w: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """(E||g - E g||^2, E||g||^2), each (..., N), of the mean gradient g of `size` different rows, at w (..., N, d)."""
+        """(E||g - E g||^2, E||g||^2), each (..., N), of gradients g of batches, `size` different rows, at w (..., N, d)."""
         rows = self.slopes(w)
         n = rows.shape[-2]
         spread = rows.var(-2, ddof=1).sum(-1) / size * (1 - size / n)
