@@ -242,11 +242,14 @@ class BayFL(FedAvg):
     def train(self, theta: Tree, data: Data, key: Tensor, **how: Any) -> tuple[Tree, Tree]:
         if self.schedule == "a":
             return super().train(theta, data, key, **how)
-        k = theta["round"].double()
-        share = {"a/sqrt(K)": torch.ones_like(k) * self.rounds**-0.5, "a/k": 1 / k, "a/sqrt(k)": k**-0.5}[self.schedule]
-        rate = self.optimizer.lr * share
+        rate = self.rate(theta["round"].double())
         y, info = super().train(theta, data, key, optimizer=with_rate(self.optimizer, rate), **how)
         return y, {**info, "rate": rate}
+
+    def rate(self, k: Tensor) -> Tensor:
+        """The rate of global round k = 1, 2, ..., (), where it moves with k; a schedule of your own overrides this."""
+        share = {"a/sqrt(K)": torch.ones_like(k) * self.rounds**-0.5, "a/k": 1 / k, "a/sqrt(k)": k**-0.5}[self.schedule]
+        return self.optimizer.lr * share
 
     def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
         new = super().aggregate(server, ups, cohort)
