@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
-from pyrofl.metrics import paired_difference
 from pyrofl.plots import save
 from pyrofl.plots.style import figure, tidy
 
 from .study import Study
+from .tables import markdown, points
 
 COLUMNS = {  # score: heading
     "personal/accuracy": "personal",
@@ -61,23 +60,8 @@ def _first(frame: pd.DataFrame) -> str:
 def difference(frame: pd.DataFrame, a: str, b: str) -> str:
     """a - b with its 95% interval over paired seeds, in points."""
     score = _first(frame)
-    by_arm: Mapping[str, dict[int, float]] = {
-        arm: dict(zip(runs["seed"], 100 * runs[score])) for arm, runs in frame.groupby("arm") if arm in (a, b)
-    }
-    if a == b or len(by_arm) < 2:
-        return ""
-    seeds = by_arm[a].keys() & by_arm[b].keys()
-    gap = paired_difference({s: by_arm[a][s] for s in seeds}, {s: by_arm[b][s] for s in seeds})
-    if gap.mean is None or gap.interval is None:
-        return "" if gap.mean is None else f"{gap.mean:+.1f}"
-    return f"{gap.mean:+.1f} ({gap.interval.low:+.1f} to {gap.interval.high:+.1f})"
-
-
-def markdown(frame: pd.DataFrame) -> str:
-    """A table as Markdown text."""
-    lines = [list(map(str, frame.columns)), ["---"] * len(frame.columns)]
-    lines += [list(map(str, row)) for row in frame.itertuples(index=False)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    by_arm = {arm: dict(zip(runs["seed"], runs[score])) for arm, runs in frame.groupby("arm") if arm in (a, b)}
+    return "" if a == b or len(by_arm) < 2 else points(by_arm[a], by_arm[b])
 
 
 def draw(study: Study, frame: pd.DataFrame, path: Path) -> Path:
