@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-
 from scipy.special import gammaln
 
 from pyrofl.empirical_bayes.counts import Categories
