@@ -13,11 +13,11 @@ import pandas as pd
 from scipy.stats import t as student
 
 import pyrofl
-from pyrofl.metrics import paired_difference
 from pyrofl.plots import save
 from pyrofl.plots.style import figure, look, tidy
 
 from .study import Study
+from .tables import markdown, points
 
 COLUMNS = {  # score: heading
     "personal/accuracy": "personal",
@@ -101,26 +101,14 @@ def _first(study: Study, frame: pd.DataFrame) -> str:
 
 
 def difference(study: Study, frame: pd.DataFrame, arm: str) -> str:
-    """An arm's score less that of `against`, with its 95% interval over paired seeds, in points; within one cell."""
+    """An arm's score less that of `against` in the same cell, paired by seeds (see `points`)."""
     score = _first(study, frame)
     by_arm: Mapping[str, dict[int, float]] = {
-        str(name): dict(zip(runs["seed"], 100 * runs[score])) for name, runs in frame.groupby("arm")
+        str(name): dict(zip(runs["seed"], runs[score])) for name, runs in frame.groupby("arm")
     }
     if arm == study.against or not {arm, study.against} <= by_arm.keys():
         return ""
-    a, b = by_arm[arm], by_arm[study.against]
-    seeds = a.keys() & b.keys()
-    gap = paired_difference({s: a[s] for s in seeds}, {s: b[s] for s in seeds})
-    if gap.mean is None or gap.interval is None:
-        return "" if gap.mean is None else f"{gap.mean:+.1f}"
-    return f"{gap.mean:+.1f} ({gap.interval.low:+.1f} to {gap.interval.high:+.1f})"
-
-
-def markdown(frame: pd.DataFrame) -> str:
-    """A table as Markdown text."""
-    lines = [list(map(str, frame.columns)), ["---"] * len(frame.columns)]
-    lines += [list(map(str, row)) for row in frame.itertuples(index=False)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return points(by_arm[arm], by_arm[study.against])
 
 
 def draw(study: Study, frame: pd.DataFrame, path: Path) -> Path:

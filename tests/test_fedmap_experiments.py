@@ -13,9 +13,10 @@ import pytest
 import torch
 from support.stand_in import write_data_root
 
-from experiments.fedmap.common import ARMS, Arm, difference, markdown, means, scores
+from experiments.fedmap.common import ARMS, Arm, difference, means, rounded, scores
 from experiments.fedmap.data import synthetic
 from experiments.fedmap.networks import MLP, ConvNet
+from experiments.tables import markdown
 
 
 @pytest.mark.parametrize("name", ["hospitals", "domains", "synthetic"])
@@ -49,7 +50,7 @@ def test_tables_by_hand() -> None:
         for i, v in enumerate(pair)
     ]
     table = means(pd.DataFrame(rows), {"both": ["client 1", "client 2"]}, "accuracy")
-    assert markdown(table, digits=2).splitlines() == [
+    assert markdown(rounded(table, digits=2)).splitlines() == [
         "|  | a | b |",
         "| --- | --- | --- |",
         "| client 1 | 0.60 | 0.45 |",

@@ -17,10 +17,11 @@ from rich.progress import track
 
 from pyrofl import assemble
 from pyrofl.config import config_of, override
-from pyrofl.metrics import paired_difference
 from pyrofl.plots import save
 from pyrofl.plots.style import figure, look, tidy
 from pyrofl.run import Run
+
+from ..tables import markdown, points
 
 HERE = Path(__file__).parent
 SCORES = ("balanced_accuracy", "accuracy")
@@ -94,20 +95,13 @@ def means(frame: pd.DataFrame, groups: Mapping[str, Sequence[str]], score: str) 
 
 def difference(frame: pd.DataFrame, a: str, b: str, clients: Sequence[str], score: str) -> str:
     """a - b in points, averaged over `clients`, with its 95% interval: seeds are paired."""
-    some = frame[frame["client"].isin(clients)].groupby(["arm", "seed"])[score].mean() * 100
-    gap = paired_difference(some[a].to_dict(), some[b].to_dict())
-    if gap.mean is None or gap.interval is None:
-        return "no interval" if gap.mean is None else f"{gap.mean:+.1f}"
-    return f"{gap.mean:+.1f} ({gap.interval.low:+.1f} to {gap.interval.high:+.1f})"
+    some = frame[frame["client"].isin(clients)].groupby(["arm", "seed"])[score].mean()
+    return points(some[a].to_dict(), some[b].to_dict())
 
 
-def markdown(table: pd.DataFrame, *, digits: int = 3) -> str:
-    """A table as Markdown text."""
-    head = ["", *map(str, table.columns)]
-    lines = [head, ["---"] * len(head)]
-    for name, row in table.iterrows():
-        lines.append([str(name), *(v if isinstance(v, str) else f"{v:.{digits}f}" for v in row)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def rounded(table: pd.DataFrame, *, digits: int = 3) -> pd.DataFrame:
+    """The table with its index as a first column without a name, and numbers as text."""
+    return table.map(lambda v: f"{v:.{digits}f}").reset_index(names="")
 
 
 def report(
@@ -117,13 +111,13 @@ def report(
     seeds = sorted(frame["seed"].unique())
     parts = [f"## {title}", f"Seeds {', '.join(map(str, seeds))}; personal models, test rows, means over seeds."]
     for score in SCORES:
-        parts += [f"### {score.replace('_', ' ')}", markdown(means(frame, groups, score))]
+        parts += [f"### {score.replace('_', ' ')}", markdown(rounded(means(frame, groups, score)))]
     gaps = {
         f"{a} - {b}": {g: difference(frame, a, b, clients, "balanced_accuracy") for g, clients in groups.items()}
         for a, b in against
     }
     text = "### differences of balanced accuracy, in points, with 95% t intervals over seeds"
-    return "\n\n".join([*parts, text, markdown(pd.DataFrame(gaps).T)]) + "\n"
+    return "\n\n".join([*parts, text, markdown(pd.DataFrame(gaps).T.reset_index(names=""))]) + "\n"
 
 
 def draw(frames: Mapping[str, pd.DataFrame], path: Path) -> Path:

@@ -6,6 +6,7 @@ python -m experiments.vaneb.report [--out experiments/vaneb/results]
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from matplotlib.figure import Figure
 from experiments.vaneb.simulations import COLUMNS, SETTINGS, curves
 from pyrofl.plots.style import look, save
 
-METHODS = ("gaussian", "adamix", "npeb", "fixed", "alternating", "vaneb")
+METHODS = ("gaussian", "adamix", "npeb", "fixed", "alternating", "vaneb", "vaneb_exact")
+CHANCES = ("raw", "fixed", "alternating", "vaneb", "vaneb_exact")  # whose error of probabilities is shown
 NAMES = {
     "gaussian": "Gaussian EB",
     "adamix": "AdaMix",
@@ -23,13 +25,30 @@ NAMES = {
     "fixed": "fixed-variance EB",
     "alternating": "VANEB, alternating",
     "vaneb": "VANEB",
+    "vaneb_exact": "VANEB, exact counts",
+    "raw": "raw",
 }
 
 
 def excess_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Mean and standard error over repeats of error minus oracle error, by setting, sites and method."""
-    rows = rows.assign(excess=rows.error - rows.oracle)
-    return rows.groupby(["setting", "sites", "method"]).excess.agg(["mean", "sem", "count"])
+    return _excess(rows, rows.error - rows.oracle)
+
+
+def chance_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same for the error of class probabilities; rows of other settings are absent."""
+    return _excess(rows, rows.chance_error - rows.chance_oracle)
+
+
+def _excess(rows: pd.DataFrame, excess: pd.Series) -> pd.DataFrame:
+    some = rows.assign(excess=excess).dropna(subset="excess")
+    return some.groupby(["setting", "sites", "method"]).excess.agg(["mean", "sem", "count"])
+
+
+def present(table: pd.DataFrame, setting: str, methods: Sequence[str]) -> list[str]:
+    """The methods that the table has for the setting."""
+    has = set(table.loc[setting].index.get_level_values("method")) if setting in table.index else set()
+    return [method for method in methods if method in has]
 
 
 def slope(table: pd.DataFrame, setting: str, method: str) -> tuple[float, float]:
@@ -54,29 +73,42 @@ def cell(mean: float, error: float, digits: int = 4) -> str:
     return f"{mean:.{digits}f} ({error:.{digits}f})".rjust(23)
 
 
+def block(table: pd.DataFrame, setting: str, methods: Sequence[str], ends: dict[int, str]) -> list[str]:
+    """A line for each number of sites, `ends` after it, and the slopes."""
+    lines = ["    K " + "".join(f"{NAMES[m]:>23}" for m in methods)]
+    for sites in sorted(table.loc[setting].index.get_level_values("sites").unique()):
+        means = table.loc[(setting, sites)]
+        lines.append(f"{sites:5d} " + "".join(cell(means["mean"][m], means["sem"][m]) for m in methods))
+        lines[-1] += ends.get(sites, "")
+    return [*lines, "slope " + "".join(cell(*slope(table, setting, m), digits=2) for m in methods)]
+
+
 def text(rows: pd.DataFrame) -> str:
     """Everything the README quotes."""
     rows = rows.reindex(columns=COLUMNS)
-    table, lines = excess_table(rows), []
+    table, chances, lines = excess_table(rows), chance_table(rows), []
     for setting in rows.setting.unique():
         part, about = rows[rows.setting == setting], SETTINGS[setting]
         raw, bound = part[part.method == "raw"].error.mean(), part.van_trees.mean()
+        oracle = part[part.method != "vaneb_exact"].oracle.mean()
         lines.append(f"\n{setting}: {about.text}; n_k {about.smallest} to {about.largest}")
-        lines.append(f"raw {raw:.4f}, oracle {part.oracle.mean():.4f}, van Trees bound {bound:.4f} (thickened prior)")
-        lines.append("excess over the oracle, mean (standard error)")
-        lines.append("    K " + "".join(f"{NAMES[m]:>23}" for m in METHODS) + "   fixed - VANEB, paired")
+        lines.append(f"raw {raw:.4f}, oracle {oracle:.4f}, van Trees bound {bound:.4f} (thickened prior)")
+        lines.append("excess over the oracle, mean (standard error); at the end fixed - VANEB, paired")
+        ends = {}
         for sites in sorted(part.sites.unique()):
-            means = table.loc[(setting, sites)]
             gap, error, count = paired(rows, setting, sites)
-            row = "".join(cell(means["mean"][m], means["sem"][m]) for m in METHODS)
-            lines.append(f"{sites:5d} {row}   {gap:+.4f} ({error:.4f}), {count} repeats")
-        lines.append("slope " + "".join(cell(*slope(table, setting, m), digits=2) for m in METHODS))
-    covered = rows[rows.method == "smoothed"].groupby(["setting", "sites"]).coverage.agg(["mean", "sem", "count"])
+            ends[sites] = f"   {gap:+.4f} ({error:.4f}), {count} repeats"
+        lines += block(table, setting, present(table, setting, METHODS), ends)
+        if shown := present(chances, setting, CHANCES):
+            lines.append("the same of the class probabilities")
+            lines += block(chances, setting, shown, {})
+    with_intervals = rows[rows.coverage.notna()]
+    covered = with_intervals.groupby(["method", "setting", "sites"]).coverage.agg(["mean", "sem", "count"])
     lines.append("\ncoverage of 95% intervals, widened prior, over sites and coordinates")
     lines.append(covered.round(4).to_string())
     timing = rows[rows.method.isin(METHODS)].groupby(["method", "sites"]).seconds.mean().unstack()
     lines.append("\nmean seconds (two shared cores)\n" + timing.round(2).to_string())
-    gaps = rows[rows.method.isin(["vaneb", "fixed"])].groupby("method").gap.max()
+    gaps = rows[rows.method.isin(["vaneb", "fixed", "vaneb_exact"])].groupby("method").gap.max()
     lines.append("\nlargest gap, nats a site (asked for 1e-3)\n" + gaps.to_string())
     return "\n".join(lines)
 
@@ -86,14 +118,16 @@ def excess_figure(rows: pd.DataFrame) -> Figure:
     drawn = Figure(figsize=(11, 6.5), layout="constrained", facecolor="white")
     axes = drawn.subplots(2, -(-len(settings) // 2), squeeze=False).ravel()
     for ax, setting in zip(axes, settings):
-        for i, method in enumerate(METHODS):
+        for method in present(table, setting, METHODS):
+            i = METHODS.index(method)
             part = table.loc[setting].xs(method, level="method")
             ax.errorbar(part.index, part["mean"], yerr=part["sem"].fillna(0), label=NAMES[method], **look(i))
         ax.set(xscale="log", yscale="log", title=setting, xlabel="sites K", ylabel="mean squared error - oracle")
         ax.spines[["top", "right"]].set_visible(False)
     for ax in axes[len(settings) :]:
         ax.remove()
-    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
+    entries = {label: handle for ax in drawn.axes for handle, label in zip(*ax.get_legend_handles_labels())}
+    drawn.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=4, frameon=False)
     return drawn
 
 

@@ -1,6 +1,8 @@
 """Does knowing how the variance moves with the parameter pay? The simulation of Chang, Auddy and Paul, re-run.
 
     python -m experiments.vaneb.simulations --out experiments/vaneb/results      (about an hour on two busy cores)
+    python -m experiments.vaneb.simulations --settings boundary                   (the rows of one setting anew)
+    python -m experiments.vaneb.simulations --exact                               (the rows of exact likelihoods anew)
     python -m experiments.vaneb.simulations --smoke --out /tmp/vaneb              (seconds)
 
 Prior: an equal mixture of five space curves, s uniform on [0, 2 pi), centre added:
@@ -12,18 +14,24 @@ Prior: an equal mixture of five space curves, s uniform on [0, 2 pi), centre add
     Viviani         (cos^2 s - 1/2, cos s sin s, sin s)                          centre ( 0.9, -1.8, -0.9)
 
 The curves, the centres, the noise levels and n_k are ours: the paper's text does not print them. See SETTINGS.
-The oracle knows the true prior (20,000 points of it) and uses the same working likelihood as everyone else.
+The oracle knows the true prior (20,000 points of it) and uses the same working likelihood as everyone else: the normal
+one of the estimates. `vaneb_exact` takes the likelihood of the counts themselves, and so does the oracle of its row.
+
+Error is squared error summed over coordinates; `chance_error`, for classes, that of the posterior mean of their
+probabilities, summed over all of them: the logit of a class that no site of a kind ever saw has no end.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from pyrofl.empirical_bayes.adamix import adamix
 from pyrofl.empirical_bayes.exchange import alternating
@@ -31,7 +39,9 @@ from pyrofl.empirical_bayes.families import Multinomial, Poisson, QuadraticVaria
 from pyrofl.empirical_bayes.gaussian import gaussian_prior
 from pyrofl.empirical_bayes.kernels import Fixed, FixedFull, Kernel
 from pyrofl.empirical_bayes.mixture import Mixture
+from pyrofl.empirical_bayes.multinomial import probabilities
 from pyrofl.empirical_bayes.npmle import npmle
+from pyrofl.empirical_bayes.posterior import Posterior
 from pyrofl.empirical_bayes.smoothing import smoothed
 from pyrofl.random import fold, generator, root
 
@@ -41,6 +51,7 @@ STRONG = {800: 4, 1600: 5, 3200: 4}  # the setting with a claim to check gets mo
 SIDE = {"large": 800, "boundary": 800, "poisson_rows": 1600}  # settings beside the paper's stop at this many sites
 COVERAGE = (400, 1600)  # sizes at which the credible intervals are checked, in the first two repeats
 DEAR = {"poisson_rows": 400}  # a smaller upper end of that where the check takes minutes
+EXACT = ("vaneb_exact", "smoothed_exact")  # methods with the likelihood of the counts themselves
 THICKNESS = 0.1  # the van Trees bound is that of the prior plus N(0, THICKNESS^2 I): a curve itself has no density
 
 
@@ -81,23 +92,31 @@ def curves(rng: np.random.Generator, count: int) -> np.ndarray:
     return shapes[which, :, np.arange(count)] + CENTRES[which]
 
 
-def simulate(setting: Setting, sites: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Kernel]:
-    """True parameters (K, 3), rows n_k (K,) in rising order, and the kernel of the estimates."""
+class Sample(NamedTuple):
+    theta: np.ndarray  # (K, 3), true
+    n: np.ndarray  # (K,) rows of each site, rising
+    kernel: Kernel  # of the estimates, normal
+    exact: Kernel | None  # of the counts, where there are any
+
+
+def simulate(setting: Setting, sites: int, rng: np.random.Generator) -> Sample:
+    """One data set of a setting."""
     theta = setting.scale * curves(rng, sites) + np.array(setting.shift)
     n = np.sort(rng.integers(setting.smallest, setting.largest + 1, sites))
     family = setting.family
     if isinstance(family, QuadraticVariance):
         z = theta + rng.standard_normal(theta.shape) * np.sqrt(family.variance(theta) / n[:, None])
-        return theta, n, family.kernel(z, n)
+        return Sample(theta, n, family.kernel(z, n), None)
     if isinstance(family, Multinomial):
         odds = np.exp(np.column_stack([np.zeros(sites), theta]))
-        z = family.from_counts(rng.multinomial(n, odds / odds.sum(axis=1, keepdims=True)))
-        return theta, n, family.kernel(z, n)
+        counts = rng.multinomial(n, odds / odds.sum(axis=1, keepdims=True))
+        return Sample(theta, n, family.kernel(family.from_counts(counts), n), family.likelihood(counts))
     rows = rng.uniform(-1, 1, (sites, setting.largest, 3))
     rows[:, :, 0] = 1.0
     rows[np.arange(setting.largest) >= n[:, None]] = 0.0
     y = rng.poisson(np.exp((rows * theta[:, None]).sum(axis=2))) * (rows[:, :, 0] > 0)
-    return theta, n, family.kernel(family.fit_all(rows, y), rows)
+    exact = family.likelihood(rows, y)
+    return Sample(theta, n, family.kernel(exact.z, rows), exact)
 
 
 def plugged(kernel: Kernel) -> Kernel:
@@ -135,47 +154,84 @@ def van_trees(setting: Setting, prior: np.ndarray, n: np.ndarray) -> float:
     return float(np.mean([9.0 / (3.0 / THICKNESS**2 + i) for i in information]))
 
 
-def repeat(name: str, sites: int, index: int) -> list[dict[str, object]]:
+class Scorer:
+    """Rows of one data set under one likelihood, each beside the oracle with that likelihood."""
+
+    def __init__(self, same: dict[str, object], theta: np.ndarray, kernel: Kernel, truth: Mixture, chances: bool):
+        self.theta, self.kernel, self.chances = theta, kernel, chances
+        self.same = {**same, "oracle": self.error(truth.posterior(kernel).mean)}
+        if chances:
+            self.same["chance_oracle"] = self.chance_error(Posterior(truth, kernel, probabilities).mean)
+
+    def error(self, estimate: np.ndarray) -> float:
+        return float(((estimate - self.theta) ** 2).sum(axis=1).mean())
+
+    def chance_error(self, p: np.ndarray) -> float:
+        """Of the probabilities of all classes, from those of all but the first."""
+        miss = p - probabilities(self.theta)
+        return float(((miss**2).sum(axis=1) + miss.sum(axis=1) ** 2).mean())
+
+    def estimate(self, method: str, z: np.ndarray) -> dict[str, object]:
+        row = {**self.same, "method": method, "error": self.error(z)}
+        return row | {"chance_error": self.chance_error(probabilities(z))} if self.chances else row
+
+    def prior(self, method: str, fit: Mixture) -> dict[str, object]:
+        # a prior fitted with fixed covariances is used with fixed covariances
+        row = {**self.same, "method": method, "error": self.error(fit.sites.mean), "gap": fit.gap}
+        row["seconds"] = fit.seconds
+        if self.chances and fit.spread is None:
+            assert fit.kernel is not None
+            row["chance_error"] = self.chance_error(Posterior(fit, fit.kernel, probabilities).mean)
+        return row
+
+    def intervals(self, method: str, fit: Mixture) -> dict[str, object]:
+        """The prior widened, and the share of its 95% intervals that hold the truth."""
+        begin = time.perf_counter()
+        wide = smoothed(fit).posterior(self.kernel)
+        low, high = wide.interval()
+        inside = float(((low <= self.theta) & (self.theta <= high)).mean())
+        row = {**self.same, "method": method, "error": self.error(wide.mean), "coverage": inside}
+        return row | {"seconds": time.perf_counter() - begin}
+
+
+def repeat(name: str, sites: int, index: int, *, only_exact: bool = False) -> Iterator[dict[str, object]]:
     """One data set: a row a method."""
     setting = SETTINGS[name]
     rng = generator(fold(root(2024), name, sites, index))
-    theta, n, kernel = simulate(setting, sites, rng)
+    theta, n, kernel, exact = simulate(setting, sites, rng)
     prior = setting.scale * curves(rng, 20_000) + np.array(setting.shift)
     truth = Mixture(prior, np.full(len(prior), 1 / len(prior)))
-    error = lambda estimate: float(((estimate - theta) ** 2).sum(axis=1).mean())
-    oracle = error(truth.posterior(kernel).mean)
-    same = {
-        "setting": name,
-        "sites": sites,
-        "repeat": index,
-        "oracle": oracle,
-        "van_trees": van_trees(setting, prior[:500], n),
-    }
-    rows = [
-        {**same, "method": "raw", "error": error(kernel.z)},
-        {**same, "method": "fedavg", "error": error(np.average(kernel.z, axis=0, weights=n))},
-    ]
-    for method, fit in methods(kernel).items():
-        # a prior fitted with fixed covariances is used with fixed covariances
-        rows.append({**same, "method": method, "error": error(fit.sites.mean), "gap": fit.gap, "seconds": fit.seconds})
-        if method == "vaneb" and COVERAGE[0] <= sites <= DEAR.get(name, COVERAGE[1]) and index < 2:
-            begin = time.perf_counter()
-            wide = smoothed(fit).posterior(kernel)
-            low, high = wide.interval()
-            inside = float(((low <= theta) & (theta <= high)).mean())
-            rows.append(
-                {
-                    **same,
-                    "method": "smoothed",
-                    "error": error(wide.mean),
-                    "coverage": inside,
-                    "seconds": time.perf_counter() - begin,
-                }
-            )
-    return rows
+    same: dict[str, object] = {"setting": name, "sites": sites, "repeat": index}
+    same["van_trees"] = van_trees(setting, prior[:500], n)
+    chances = isinstance(setting.family, Multinomial)
+    covered = COVERAGE[0] <= sites <= DEAR.get(name, COVERAGE[1]) and index < 2
+    if not only_exact:
+        normal = Scorer(same, theta, kernel, truth, chances)
+        yield normal.estimate("raw", kernel.z)
+        yield normal.estimate("fedavg", np.broadcast_to(np.average(kernel.z, axis=0, weights=n), theta.shape))
+        fits = methods(kernel)
+        yield from (normal.prior(method, fit) for method, fit in fits.items())
+        if covered:
+            yield normal.intervals("smoothed", fits["vaneb"])
+    if exact is not None:
+        scorer, fit = Scorer(same, theta, exact, truth, chances), npmle(exact, tolerance=1e-3)
+        yield scorer.prior(EXACT[0], fit)
+        if covered:
+            yield scorer.intervals(EXACT[1], fit)
 
 
-COLUMNS = ["setting", "sites", "repeat", "method", "error", "oracle", "van_trees", "gap", "seconds", "coverage"]
+COLUMNS = [
+    *("setting", "sites", "repeat", "method", "error", "oracle", "chance_error", "chance_oracle"),
+    *("van_trees", "gap", "seconds", "coverage"),
+]
+
+
+def kept(path: Path, replaced: Callable[[pd.DataFrame], pd.Series]) -> pd.DataFrame:
+    """The rows of an earlier run that this one does not replace, digit for digit."""
+    if not path.exists():
+        return pd.DataFrame(columns=COLUMNS)
+    rows = pd.read_csv(path, dtype=str, keep_default_na=False)
+    return rows[~replaced(rows)].reindex(columns=COLUMNS)
 
 
 def main() -> None:
@@ -183,22 +239,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("experiments/vaneb/results"))
     parser.add_argument("--smoke", action="store_true", help="two sizes, one repeat")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--exact", action="store_true", help="only the rows with exact likelihoods")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     repeats = {50: 1, 100: 1} if options.smoke else REPEATS
-    with open(options.out / "simulations.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        for sites in repeats:
-            for name in options.settings:
-                if sites > SIDE.get(name, sites):
-                    continue
-                more = STRONG if name == "strong" and not options.smoke else {}
-                for index in range(more.get(sites, repeats[sites])):
-                    begin = time.perf_counter()
-                    writer.writerows(repeat(name, sites, index))
-                    file.flush()
-                    print(f"{name} K={sites} repeat {index}: {time.perf_counter() - begin:.1f} s", flush=True)
+    path = options.out / "simulations.csv"
+    mine = lambda rows: rows["setting"].isin(options.settings) & (rows["method"].isin(EXACT) | (not options.exact))
+    kept(path, mine).to_csv(path, index=False)
+    for sites in repeats:
+        for name in options.settings:
+            if sites > SIDE.get(name, sites):
+                continue
+            more = STRONG if name == "strong" and not options.smoke else {}
+            for index in range(more.get(sites, repeats[sites])):
+                begin = time.perf_counter()
+                rows = pd.DataFrame(repeat(name, sites, index, only_exact=options.exact), columns=COLUMNS)
+                rows.to_csv(path, mode="a", header=False, index=False)
+                print(f"{name} K={sites} repeat {index}: {time.perf_counter() - begin:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

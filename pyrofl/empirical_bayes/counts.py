@@ -19,6 +19,8 @@ from pyrofl.empirical_bayes.multinomial import category_precision, probabilities
 class Counts(Kernel):
     """`events` (K,) among `size` (K,), which are trials (`binomial`) or exposures."""
 
+    normal = False
+
     def __init__(self, events: Array, size: Array, *, binomial: bool):
         self.events, self.size, self.binomial = events, size, binomial
         if binomial:
@@ -64,6 +66,8 @@ class Categories(Kernel):
     log phi = sum_j c_j log p_j(theta) + const. The Gaussian working model of `families.Multinomial` sees the same
     counts as points of a lattice, which a density can overfit; this likelihood cannot.
     """
+
+    normal = False
 
     def __init__(self, counts: Array):
         self.counts, self.size = counts, counts.sum(axis=1)

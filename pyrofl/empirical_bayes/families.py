@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import gammaln
 
+from pyrofl.empirical_bayes.counts import Categories
 from pyrofl.empirical_bayes.fitting import newton_jeffreys, newton_multinomial
 from pyrofl.empirical_bayes.kernels import Array, Fixed, FixedFull, Kernel, Shared
 from pyrofl.empirical_bayes.multinomial import MultinomialRegression, category_precision
+from pyrofl.empirical_bayes.outcomes import Outcomes
 from pyrofl.empirical_bayes.regression import Regression
 
 
@@ -76,6 +79,12 @@ class _OnePredictor:
     def mean(self, eta: Array) -> Array:
         raise NotImplementedError
 
+    def cumulant(self, eta: Array) -> Array:
+        raise NotImplementedError
+
+    def log_base(self, y: Array) -> Array:
+        raise NotImplementedError
+
     def fit(self, x: Array, y: Array) -> Estimate:
         """The penalised maximum-likelihood estimate of one client: x (n, d), y (n,)."""
         return Estimate(self.fit_all(np.asarray(x, dtype=float)[None], np.asarray(y, dtype=float)[None])[0], len(y))
@@ -111,12 +120,24 @@ class _OnePredictor:
         V = np.concatenate([self.covariance(t[None], x, y) / len(x) for t, x, y in zip(z, rows, outcomes)])
         return Fixed(z, V) if self.diagonal else FixedFull(z, V)
 
+    def likelihood(self, rows: Array, outcomes: Array) -> Kernel:
+        """The exact likelihood of the outcomes (K, N), in place of the normal one of the estimates."""
+        rows, y = np.asarray(rows, dtype=float), np.asarray(outcomes, dtype=float)
+        return Outcomes(self.fit_all(rows, y), rows, y, self)
+
 
 class Logistic(_OnePredictor):
-    """Logistic regression: w(eta) = p(1 - p)."""
+    """Logistic regression: w(eta) = p(1 - p), b(eta) = log(1 + e^eta)."""
 
     def mean(self, eta: Array) -> Array:
         return 0.5 * (1.0 + np.tanh(0.5 * eta))
+
+    def cumulant(self, eta: Array) -> Array:
+        b: Array = np.logaddexp(0.0, eta)
+        return b
+
+    def log_base(self, y: Array) -> Array:
+        return np.zeros_like(y)
 
     def curvature(self, eta: Array) -> tuple[Array, Array]:
         p = self.mean(eta)
@@ -125,10 +146,18 @@ class Logistic(_OnePredictor):
 
 
 class Poisson(_OnePredictor):
-    """Poisson regression with log link: w(eta) = exp(eta); predictors beyond 50 are held there."""
+    """Poisson regression with log link: w(eta) = b(eta) = exp(eta); predictors beyond 50 are held there."""
 
     def mean(self, eta: Array) -> Array:
         return np.exp(np.minimum(eta, 50.0))
+
+    def cumulant(self, eta: Array) -> Array:
+        rate = self.mean(eta)
+        return rate * (1.0 + np.maximum(eta - 50.0, 0.0))
+
+    def log_base(self, y: Array) -> Array:
+        base: Array = -gammaln(y + 1.0)
+        return base
 
     def curvature(self, eta: Array) -> tuple[Array, Array]:
         weight = self.mean(eta)
@@ -201,3 +230,10 @@ class Multinomial:
         if n is None:
             raise ValueError("an intercept-only multinomial needs the sizes n (K,), a regression needs `rows`")
         return Shared(z, np.asarray(n, dtype=float), category_precision)
+
+    def likelihood(self, counts: Array) -> Kernel:
+        """The exact likelihood of counts (K, classes), in place of the normal one of their log odds."""
+        c = np.asarray(counts, dtype=float)
+        if c.ndim != 2 or c.shape[1] != self.classes or not ((c >= 0) & (c == np.round(c))).all():
+            raise ValueError(f"counts must be whole numbers (K, {self.classes}), a row a site, got shape {c.shape}")
+        return Categories(c)

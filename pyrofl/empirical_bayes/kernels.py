@@ -34,6 +34,7 @@ class Kernel(ABC):
 
     z: Array
     width: int = 1  # numbers held for one site and one point during `evaluate`
+    normal: bool = True  # the normal density of an estimate; False: the likelihood of the site's outcomes themselves
 
     @property
     def sites(self) -> int:

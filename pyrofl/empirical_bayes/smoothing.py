@@ -18,6 +18,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from pyrofl.empirical_bayes.kernels import Array, Kernel
+from pyrofl.empirical_bayes.lattice import lattice_note
 from pyrofl.empirical_bayes.mixture import Mixture
 from pyrofl.empirical_bayes.npmle import npmle
 from pyrofl.random import fold, generator, root
@@ -72,7 +73,7 @@ def smoothed(
         log_likelihood=float(posterior.log_marginal.mean()),
         gap=float("nan"),
         gap_atoms=float("nan"),
-        notes=(*fit.notes, text),
+        notes=(*fit.notes, *lattice_note(kernel), text),
     )
 
 

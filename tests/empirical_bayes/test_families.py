@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import binom, multinomial, multivariate_normal, poisson
+from scipy.stats import bernoulli, binom, multinomial, multivariate_normal, poisson
 
 from pyrofl.empirical_bayes.counts import Categories, Counts
 from pyrofl.empirical_bayes.families import GaussianRegression, Logistic, Multinomial, Poisson, QuadraticVariance
@@ -14,6 +14,7 @@ RNG = np.random.default_rng(0)
 Z, N = RNG.normal(size=(K, 3)), RNG.integers(3, 9, K)
 ROWS = RNG.normal(size=(K, 7, 3))
 ROWS[2, 4:] = 0.0  # padding
+EVENTS = np.random.default_rng(9).poisson(1.0, (K, 7)) * (ROWS != 0).any(axis=2)
 ROOT = RNG.normal(size=(K, 3, 3))
 FULL = ROOT @ np.swapaxes(ROOT, 1, 2) + np.eye(3)
 KERNELS = {
@@ -27,6 +28,8 @@ KERNELS = {
     "multinomial_rows": MultinomialRegression(Z[:, :2], ROWS[:, :, :1], 3, 0.1),
     "binomial": Counts(np.array([0.0, 3, 5, 2, 1, 4]), np.full(6, 5.0), binomial=True),
     "counts": Counts(np.array([0.0, 3, 5, 2, 1, 4]), np.arange(1.0, 7), binomial=False),
+    "logistic_outcomes": Logistic().likelihood(ROWS, EVENTS > 0),
+    "poisson_outcomes": Poisson().likelihood(ROWS, EVENTS),
     "categories": Categories(RNG.integers(0, 5, (K, 4)).astype(float) + np.eye(K, 4)),
 }
 
@@ -104,6 +107,41 @@ def test_counts_are_the_exact_probabilities():
     np.testing.assert_allclose(
         KERNELS["categories"].evaluate(t[None], ALL)[0][:, 0], multinomial.logpmf(c, c.sum(axis=1), p)
     )
+
+
+def test_outcomes_of_a_regression_are_the_exact_probabilities():
+    theta = np.array([[0.2, -0.3, 0.8], [-1.0, 0.4, 0.1]])
+    for k in range(K):
+        x, y = ROWS[k], EVENTS[k]
+        x, y = x[: 4 if k == 2 else 7], y[: 4 if k == 2 else 7]  # without the padding
+        eta = x @ theta.T  # (N, M)
+        chance = bernoulli.logpmf((y > 0)[:, None], 1 / (1 + np.exp(-eta))).sum(axis=0)
+        np.testing.assert_allclose(KERNELS["logistic_outcomes"].evaluate(theta, ALL)[0][k], chance)
+        np.testing.assert_allclose(
+            KERNELS["poisson_outcomes"].evaluate(theta, ALL)[0][k],
+            poisson.logpmf(y[:, None], np.exp(eta)).sum(axis=0),
+        )
+    for name, family in (("logistic", Logistic()), ("poisson", Poisson())):
+        kernel = KERNELS[f"{name}_outcomes"]
+        V = [family.covariance(kernel.z[k][None], ROWS[k])[0] / 7 for k in range(K)]
+        np.testing.assert_allclose(kernel.plugin(), V, rtol=1e-9)
+        precision = kernel.evaluate(kernel.z, ALL)[1](np.eye(K)).precision
+        np.testing.assert_allclose(np.linalg.inv(precision), V, rtol=1e-9)
+
+
+def test_an_intercept_alone_has_the_likelihood_of_its_counts():
+    theta, ones = np.array([[-1.0], [0.3]]), np.ones((K, 7, 1))
+    y = np.array([EVENTS.sum(axis=1), np.full(K, 7.0)])
+    counts = Counts(*y, binomial=False).evaluate(theta, ALL)[0]
+    rows = Poisson().likelihood(ones, EVENTS).evaluate(theta, ALL)[0]
+    np.testing.assert_allclose(np.diff(rows), np.diff(counts))  # equal up to a constant of each site
+    two = np.column_stack([7 - (EVENTS > 0).sum(axis=1), (EVENTS > 0).sum(axis=1)])
+    categories = Multinomial(2).likelihood(two).evaluate(theta, ALL)[0]
+    np.testing.assert_allclose(
+        np.diff(Logistic().likelihood(ones, EVENTS > 0).evaluate(theta, ALL)[0]), np.diff(categories)
+    )
+    with pytest.raises(ValueError, match=r"whole numbers \(K, 2\)"):
+        Multinomial(2).likelihood(two + 0.5)
 
 
 def test_an_intercept_alone_is_a_regression_on_ones():

@@ -57,10 +57,17 @@ def test_equal_estimates_give_one_atom(d):
     assert fit.gap <= 1e-8
 
 
+def of_one_atom(z, variance, place):
+    """Log-likelihood of one atom, nats a site."""
+    return float(np.mean(-0.5 * (z - place) ** 2 / variance - 0.5 * np.log(2 * np.pi * variance)))
+
+
 def test_large_errors_give_one_place():
     z = np.random.default_rng(0).normal(size=50)
     fit = npmle(z, np.full(50, 100.0), tolerance=1e-6)
     np.testing.assert_allclose(fit.sites.mean[:, 0], z.mean(), atol=0.05)
+    # the maximiser is one atom: the derivative there has its only peak, and more atoms gain nothing
+    assert fit.log_likelihood == pytest.approx(of_one_atom(z, 100.0, z.mean()), abs=1e-6)
 
 
 @pytest.mark.parametrize(("seed", "d"), [(0, 1), (1, 1), (2, 2), (3, 3)])

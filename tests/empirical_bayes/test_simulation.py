@@ -20,9 +20,12 @@ def test_the_curves_are_five_of_radius_about_one_around_their_centres():
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_estimates_lie_around_the_truth_with_the_stated_spread(name):
-    theta, n, kernel = simulate(SETTINGS[name], 400, np.random.default_rng(0))
+    theta, n, kernel, exact = simulate(SETTINGS[name], 400, np.random.default_rng(0))
     assert (np.diff(n) >= 0).all()
     assert SETTINGS[name].smallest <= n[0] and n[-1] <= SETTINGS[name].largest
+    assert (exact is None) == (name in ("mild", "strong", "large"))
+    if exact is not None:
+        np.testing.assert_allclose(exact.z, kernel.z)
     np.testing.assert_allclose(plugged(kernel).plugin(), kernel.plugin(), rtol=1e-9)
     if name in ("mild", "strong", "large"):
         spread = (kernel.z - theta) ** 2 * n[:, None] / SETTINGS[name].family.variance(theta)

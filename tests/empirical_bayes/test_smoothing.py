@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
-from pyrofl.empirical_bayes import Mixture, QuadraticVariance, npmle, smoothed
+from pyrofl.empirical_bayes import Mixture, Multinomial, QuadraticVariance, npmle, smoothed
+from pyrofl.empirical_bayes.counts import Counts
+from pyrofl.empirical_bayes.kernels import Fixed
+from pyrofl.empirical_bayes.lattice import equal_share, lattice_note
 from pyrofl.empirical_bayes.smoothing import cloud, local_error, standard_points
 
 
@@ -64,3 +67,26 @@ def test_few_sites_need_no_chance_and_one_site_no_widening():
     assert smoothed(npmle([1.0], [1.0])).notes[-1].startswith("one site")
     with pytest.raises(ValueError, match="keeps no sites"):
         smoothed(Mixture(np.zeros((1, 1)), np.ones(1)))
+
+
+def test_equal_estimates_among_near_ones_by_hand():
+    # errors of 10, so pairs within 1: the two zeros (both ways), 0 and 0.5 (four ways), 5 and 5 (two ways)
+    kernel = Fixed(np.array([[0.0], [0.0], [0.5], [5.0], [5.0], [9.0]]), np.full((6, 1), 100.0))
+    assert equal_share(kernel, 0) == pytest.approx(4 / 8)
+    assert "67% of the estimates share" in lattice_note(kernel)[0]
+    assert equal_share(Fixed(np.array([[0.0], [3.0]]), np.zeros((2, 1))), 0) == 0.0  # exact sites have no error
+
+
+def test_a_lattice_is_told_from_rounding_and_exact_counts_are_not_suspected():
+    rng = np.random.default_rng(0)
+    counts = rng.multinomial(rng.integers(5, 16, 300), [0.5, 0.3, 0.15, 0.05])
+    family = Multinomial(4)
+    normal = family.kernel(family.from_counts(counts), counts.sum(axis=1))
+    assert "share their value in coordinate 0" in lattice_note(normal)[0]
+    assert lattice_note(family.likelihood(counts)) == ()
+    assert lattice_note(Counts(counts[:, 1].astype(float), np.full(300, 20.0), binomial=True)) == ()
+    z = rng.normal(0, 2, (2000, 1))
+    assert lattice_note(Fixed(z, np.ones((2000, 1)))) == ()
+    assert lattice_note(Fixed(z.round(2), np.ones((2000, 1)))) == ()  # most share a value, to a hundredth of an error
+    assert len(lattice_note(Fixed(z.round(0), np.ones((2000, 1))))) == 1
+    assert any("exact" in note for note in smoothed(npmle(z[:60].round(0), np.ones((60, 1)))).notes)

@@ -36,6 +36,16 @@ def test_em_run_to_the_end_agrees():
     assert np.log(solved.marginal).mean() >= np.log(L @ oracle).mean() - 1e-12
 
 
+def test_weights_inside_the_simplex_are_those_of_em_run_to_the_last_digit():
+    z = np.repeat([-2.0, 0.0, 3.0], [20, 10, 15]) + np.random.default_rng(0).normal(0, 0.5, 45)
+    L = np.exp(-0.5 * (z[:, None] - [-2.0, 0.0, 3.0]) ** 2)
+    w, before = em_weights(L, steps=1), np.zeros(3)
+    while np.abs(w - before).max() > 1e-12:
+        w, before = em_weights(L, steps=1, start=w), w
+    assert w.min() > 0.1
+    np.testing.assert_allclose(solve_weights(L).weights, w, atol=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_gap_is_the_certificate_over_all_atoms(seed):
     L = random_likelihood(seed)
