@@ -4,13 +4,15 @@
 
 FILE holds a run in `[base]` and, for each arm, the tables that differ. `tune` names one key of the arm and its
 candidates: each is trained for all rounds on the first 80% of every client's training rows and scored on the rest, at a
-seed of its own, and the lowest held-out negative log-likelihood is taken. Test rows choose nothing.
+seed of its own, and the lowest held-out negative log-likelihood is taken. Test rows choose nothing. `from` names an arm
+whose run is trained first, with the value chosen for it: this arm starts from its model.
 
     title = "..."
     against = "fedavg"                  # intervals are of differences from this arm
     seeds = [1, 2, 3]
     base = { rounds = 10, data = {...}, model = {...}, method = { epochs = 2, size = 32 } }
     arms.fedavg = { method = { name = "fedavg" }, tune = { "method.optimizer" = ["sgd:0.1", "sgd:0.03"] } }
+    arms.heads = { from = "fedavg", rounds = 1, method = { name = "vaneb_ft" } }
     scales.smoke = { seeds = [1], set = ["rounds=1"] }
 
 Every run is a run directory in DIR: what is there is not run again, and a run that was stopped goes on. The time that
@@ -30,6 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -39,7 +42,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pyrofl import Client, Config, Federation, assemble
 from pyrofl.compare import Finished
-from pyrofl.config import ConfigError, config_of, override
+from pyrofl.config import ConfigError, Evaluation, config_of, override
 from pyrofl.evaluate import COMMON
 from pyrofl.names import nearest
 from pyrofl.store import RunDirectory
@@ -47,6 +50,7 @@ from pyrofl.store import RunDirectory
 Table = dict[str, Any]
 HOLDOUT = 0.2  # of every client's training rows, for choosing
 TUNE_SEED = 0  # in no table
+FIRST = "first"  # the run, inside another's directory, from which that one starts
 TOTALS = {"bytes": "bytes", "seconds": "seconds"}
 console = Console()
 
@@ -59,6 +63,7 @@ class Arm:
     tables: Mapping[str, Any]
     key: str | None = None
     candidates: tuple[Any, ...] = ()
+    after: str | None = None  # the arm from whose model it starts
 
 
 @dataclass(frozen=True)
@@ -84,15 +89,23 @@ class Study:
             override(base, text)
         arms = tuple(_arm(path, name, arm) for name, arm in table["arms"].items())
         seeds = tuple(chosen.get("seeds", table.get("seeds", (1, 2, 3))))
-        return cls(table["title"], base, arms, seeds, table.get("against", arms[0].name))
+        study = cls(table["title"], base, arms, seeds, table.get("against", arms[0].name))
+        for arm in arms:
+            if arm.after is not None and study.arm(arm.after).after is not None:
+                raise ConfigError(f"{path}: arm {arm.name!r} starts from {arm.after!r}: name an arm that starts anew")
+        return study
 
     def only(self, names: Sequence[str]) -> Study:
-        """The study of some arms."""
-        known = {a.name for a in self.arms}
-        for name in names:
-            if name not in known:
-                raise ConfigError(f"there is no arm {name!r}{nearest(name, known)}")
-        return replace(self, arms=tuple(a for a in self.arms if a.name in names)) if names else self
+        """The study of some arms, and of those that they start from."""
+        kept = {name for n in names for name in (n, self.arm(n).after)}
+        return replace(self, arms=tuple(a for a in self.arms if a.name in kept)) if names else self
+
+    def arm(self, name: str) -> Arm:
+        """The arm of a name."""
+        known = {a.name: a for a in self.arms}
+        if name not in known:
+            raise ConfigError(f"there is no arm {name!r}{nearest(name, known)}")
+        return known[name]
 
     def config(self, arm: Arm, seed: int, value: Any = None) -> Config:
         """The run of an arm at a seed, with `value` for what is tuned."""
@@ -112,7 +125,7 @@ def _arm(path: Path, name: str, table: Table) -> Arm:
     if len(tune) > 1:
         raise ConfigError(f"{path}: arm {name!r} tunes {len(tune)} keys; every arm tunes one, so that all have as much")
     ((key, values),) = tune.items() or ((None, ()),)
-    return Arm(name, tables, key, tuple(values))
+    return Arm(name, tables, key, tuple(values), tables.pop("from", None))
 
 
 def merged(base: Table, more: Mapping[str, Any]) -> Table:
@@ -139,9 +152,24 @@ def held_out(federation: Federation) -> Federation:
 # ---------------------------------------------------------------------- jobs, each in a process of its own
 
 
+@dataclass(frozen=True)
+class Job:
+    """A run, and the one from whose model it starts, if any."""
+
+    config: Config
+    first: Config | None = None
+
+    @property
+    def identity(self) -> str:
+        """What decides its numbers."""
+        return " ".join(f"{c.identity()} {c.rounds}" for c in (self.config, self.first) if c is not None)
+
+
 def held_out_nll(config: Config) -> float:
     """Mean over clients of the held-out negative log-likelihood after the last round, in nats per row."""
-    assembled = assemble(replace(config, evaluate={**config.evaluate, "every": config.rounds}))
+    last = Evaluation(**config.evaluate)
+    asked = {"every": config.rounds, "draws": last.draws, "final_draws": last.final_draws}
+    assembled = assemble(replace(config, evaluate=asked))
     run = replace(assembled, federation=held_out(assembled.federation)).run()
     scores = [now.scores for now in run][-1]
     of_clients = scores.get("personal") or scores["global"]
@@ -149,20 +177,34 @@ def held_out_nll(config: Config) -> float:
     return sum(values) / len(values) if values else float("inf")
 
 
-def tuning_score(config: Config, file: Path) -> float:
-    """`held_out_nll`, kept in a file."""
+def tuning_score(job: Job, file: Path) -> float:
+    """`held_out_nll`, kept in a file; a first run holds out the same rows."""
     torch.set_num_threads(1)
-    nll = held_out_nll(config)
+    with TemporaryDirectory() as place:
+        config = job.config
+        if job.first is not None:
+            to_the_end(job.first, Path(place), hold_out=True)
+            config = replace(config, start=place)
+        nll = held_out_nll(config)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"nll": nll}))
     return nll
 
 
-def trained(config: Config, folder: Path) -> Path:
-    """The run directory of a configuration, trained to its last round."""
-    directory = RunDirectory(folder)
+def trained(job: Job, folder: Path) -> Path:
+    """The run directory of a job, trained to its last round; it holds that of the first run."""
     torch.set_num_threads(1)
-    assembled = assemble(config)
+    config = job.config
+    if job.first is not None:
+        config = replace(config, start=str(to_the_end(job.first, folder / FIRST)))
+    return to_the_end(config, folder)
+
+
+def to_the_end(config: Config, folder: Path, *, hold_out: bool = False) -> Path:
+    """Train, or go on training, in a run directory."""
+    directory, assembled = RunDirectory(folder), assemble(config)
+    if hold_out:
+        assembled = replace(assembled, federation=held_out(assembled.federation))
     if not directory.config.exists():
         directory.create(assembled.config.toml())
     for _ in assembled.run(directory):
@@ -195,31 +237,39 @@ class Runner:
         self.study, self.out, self.jobs = study, out, jobs
         self.failed: dict[str, str] = {}
 
-    def place(self, kind: str, config: Config) -> Path:
+    def place(self, kind: str, job: Job) -> Path:
         """Where a run is kept: the name holds what decides its numbers, so that a changed arm is run anew."""
-        name = config.method["name"]
-        digest = hashlib.sha256(f"{config.identity()} {config.rounds}".encode()).hexdigest()[:10]
-        return self.out / kind / f"{name}-{digest}-s{config.seed}"
+        config, scored = job.config, "" if kind == "tune" else f" {sorted(job.config.evaluate.items())}"
+        digest = hashlib.sha256(f"{job.identity}{scored}".encode()).hexdigest()[:10]
+        return self.out / kind / f"{config.method['name']}-{digest}-s{config.seed}"
 
-    def tuned_file(self, config: Config) -> Path:
+    def job(self, arm: Arm, seed: int, value: Any) -> Job:
+        """An arm's run at a seed; the first one is trained at the same seed, with the value chosen for it."""
+        config = self.study.config(arm, seed, value)
+        if arm.after is None:
+            return Job(config)
+        first = self.study.arm(arm.after)
+        return Job(config, self.study.config(first, seed, self.chosen(first)))
+
+    def tuned_file(self, job: Job) -> Path:
         """The held-out score of a candidate."""
-        return self.place("tune", config).with_suffix(".json")
+        return self.place("tune", job).with_suffix(".json")
 
-    def tuning(self) -> dict[tuple[str, int], Config]:
+    def tuning(self) -> dict[tuple[str, int], Job]:
         """The runs that choose, by (arm, candidate)."""
         arms = [a for a in self.study.arms if len(a.candidates) > 1]
-        return {(a.name, i): self.study.config(a, TUNE_SEED, v) for a in arms for i, v in enumerate(a.candidates)}
+        return {(a.name, i): self.job(a, TUNE_SEED, v) for a in arms for i, v in enumerate(a.candidates)}
 
     def left(self) -> list[tuple[Arm, int]]:
         """(arm, number of runs to do) of every arm that is not finished."""
         waiting = []
-        done = {k: self.tuned_file(c).exists() for k, c in self.tuning().items()}
+        done = {k: self.tuned_file(job).exists() for k, job in self.tuning().items()}
         for arm in self.study.arms:
             count = sum(not ok for (name, _), ok in done.items() if name == arm.name)
             chosen = None if count else self.chosen(arm)
             for seed in self.study.seeds:
-                config = self.study.config(arm, seed, chosen if chosen is not None else (arm.candidates or (None,))[0])
-                count += count > 0 or not finished(self.place("runs", config), config.rounds)
+                job = self.job(arm, seed, chosen if chosen is not None else (arm.candidates or (None,))[0])
+                count += count > 0 or not finished(self.place("runs", job), job.config.rounds)
             if count:
                 waiting.append((arm, count))
         return waiting
@@ -230,7 +280,7 @@ class Runner:
             return next(iter(arm.candidates), None)
         scores = []
         for i, value in enumerate(arm.candidates):
-            file = self.tuned_file(self.study.config(arm, TUNE_SEED, value))
+            file = self.tuned_file(self.job(arm, TUNE_SEED, value))
             scores.append((float(json.loads(file.read_text())["nll"]) if file.exists() else float("inf"), i))
         return arm.candidates[min(scores)[1]]
 
@@ -240,9 +290,10 @@ class Runner:
         with self._bar() as bar:
             task = bar.add_task("one round of each arm", total=len(waiting))
             for arm, count in waiting:
-                config = self.study.config(arm, TUNE_SEED, next(iter(arm.candidates), None))
+                job = self.job(arm, TUNE_SEED, next(iter(arm.candidates), None))
                 try:
-                    total += round_seconds(config) * config.rounds * count
+                    for config in (job.config, job.first):
+                        total += 0.0 if config is None else round_seconds(config) * config.rounds * count
                 except (ValueError, ArithmeticError) as error:
                     self.failed[arm.name] = f"{type(error).__name__}: {error}"
                 bar.advance(task)
@@ -250,24 +301,26 @@ class Runner:
 
     def run(self) -> None:
         """Tune, then train every seed."""
-        files = {key: (c, self.tuned_file(c)) for key, c in self.tuning().items()}
-        self._all({key: (tuning_score, c, file) for key, (c, file) in files.items() if not file.exists()})
+        for later in (False, True):  # what an arm starts from is chosen before its own value
+            arms = {a.name for a in self.study.arms if (a.after is not None) is later}
+            files = {key: (job, self.tuned_file(job)) for key, job in self.tuning().items() if key[0] in arms}
+            self._all({key: (tuning_score, *rest) for key, rest in files.items() if not rest[1].exists()})
         work = {}
         for seed in self.study.seeds:
             for arm in self.study.arms:
-                config = self.study.config(arm, seed, self.chosen(arm))
-                folder = self.place("runs", config)
-                if not finished(folder, config.rounds):
-                    work[arm.name, seed] = (trained, config, folder)
+                job = self.job(arm, seed, self.chosen(arm))
+                folder = self.place("runs", job)
+                if not finished(folder, job.config.rounds):
+                    work[arm.name, seed] = (trained, job, folder)
         self._all(work)
 
-    def _all(self, work: Mapping[tuple[str, int], tuple[Callable[[Config, Path], Any], Config, Path]]) -> None:
+    def _all(self, work: Mapping[tuple[str, int], tuple[Callable[[Job, Path], Any], Job, Path]]) -> None:
         if not work:
             return
         spawn = multiprocessing.get_context("spawn")
         with self._bar() as bar, ProcessPoolExecutor(self.jobs, mp_context=spawn) as pool:
             task = bar.add_task("runs", total=len(work))
-            running = {pool.submit(job, config, place): arm for (arm, _), (job, config, place) in work.items()}
+            running = {pool.submit(do, job, place): arm for (arm, _), (do, job, place) in work.items()}
             for future in as_completed(running):
                 if (error := future.exception()) is not None:
                     self.failed[running[future]] = f"{type(error).__name__}: {error}"
@@ -283,15 +336,15 @@ class Runner:
         for arm in self.study.arms:
             value = self.chosen(arm)
             for seed in self.study.seeds:
-                config = self.study.config(arm, seed, value)
-                folder = self.place("runs", config)
-                if finished(folder, config.rounds):
+                job = self.job(arm, seed, value)
+                folder = self.place("runs", job)
+                if finished(folder, job.config.rounds):
                     rows.append({"arm": arm.name, "seed": seed, "chosen": str(value), **scores_of(folder)})
         return pd.DataFrame(rows)
 
 
 def scores_of(folder: Path) -> dict[str, Any]:
-    """Means over clients of every score of the last round, the worst client, bytes and seconds."""
+    """Means over clients of every score of the last round, the worst client; bytes and seconds, with a first run's."""
     run = Finished.read(folder)
     table = run.metrics[run.metrics["split"] == "test"]
     last = table[(table["round"] == table["round"].max()) & ~table["client"].str.startswith("(")]
@@ -301,7 +354,9 @@ def scores_of(folder: Path) -> dict[str, Any]:
         out["personal/worst"] = float(accuracy.min())
     shared = table[(table["round"] == table["round"].max()) & (table["client"] == COMMON)]
     out |= {f"common/{m.partition('/')[2]}": float(v) for m, v in zip(shared["metric"], shared["value"])}
-    return {**out, "bytes": run.total("bytes_down") + run.total("bytes_up"), "seconds": run.seconds}
+    both = [run, *([Finished.read(folder / FIRST)] if (folder / FIRST).exists() else [])]
+    traffic = sum(r.total(way) for r in both for way in ("bytes_down", "bytes_up"))
+    return {**out, "bytes": traffic, "seconds": sum(r.seconds for r in both)}
 
 
 def main() -> None:
