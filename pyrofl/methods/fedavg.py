@@ -11,7 +11,7 @@ from torch import Tensor
 from ..data import Batch, Data
 from ..distill import Distillation, distill, ensemble, needs_unlabelled
 from ..fit import After, Loss, fit
-from ..limits import EPOCHS, positive
+from ..limits import EPOCHS, at_least, positive
 from ..meanfield import Posterior, pool
 from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer, with_rate
@@ -21,6 +21,7 @@ from ..tree import Tree, mean, only, unstack
 
 Pooling = Literal["scale", "unconstrained", "variance", "mixture", "product"]
 Part = Literal["all", "head", "body"]
+REPORT = "report/"  # begins the names of the server's numbers for people
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,7 @@ class FedAvg:
     def __post_init__(self) -> None:
         self.check_guide(self.program.family)
         positive("method", self, "epochs", "finetune_epochs", most=EPOCHS)
-        if self.size < 1:
-            raise ValueError(f"method.size must be at least 1 row, got {self.size}")
+        at_least("method", self, 1, "size", unit="row")
         if self.pooling != "scale" and not self.program.mean_field:
             raise ValueError(
                 f"method.pooling = {self.pooling!r} pools scales, and a point guide has none; use guide = 'normal'"
@@ -82,7 +82,7 @@ class FedAvg:
         return self.program.init(key)
 
     def down(self, server: Tree, client: int) -> Tree:
-        return server
+        return {k: v for k, v in server.items() if not k.startswith(REPORT)}
 
     def message(self, down: Tree) -> Tree:
         return only(down, self.program.theta0)
@@ -230,8 +230,7 @@ class BayFL(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.teacher_draws < 1:
-            raise ValueError(f"method.teacher_draws must be at least 1, got {self.teacher_draws}")
+        at_least("method", self, 1, "teacher_draws")
         if self.distillation is not None:
             needs_unlabelled(self.unlabelled, self.program, "this method, with its distillation,")
 

@@ -15,7 +15,7 @@ from ..empirical_bayes.line import npmle_lines
 from ..empirical_bayes.npmle import npmle
 from ..limits import positive
 from ..method import Cohort
-from ..tree import Ravel, Tree, only
+from ..tree import Ravel, Tree, only, pack, part, put
 from .fedavg import FedAvg
 
 HEADS = "heads/"
@@ -106,7 +106,7 @@ class HeadPrior(FedAvg):
         z = torch.stack([self.ravel.flat({k: ups[k][i] for k in self.mine}) for i in range(len(cohort.ids))])
         yes = torch.ones_like(cohort.ids, dtype=torch.bool)
         said = {"estimate": z, "variance": ups["variance"], "heard": yes, "waits": ~yes}
-        return {**server, **{HEADS + k: server[HEADS + k].index_copy(0, cohort.ids, v) for k, v in said.items()}}
+        return {**server, **pack(heads=put(only(part(server, "heads"), said), cohort.ids, said))}
 
     def shrunk(self, server: Tree) -> Tree:
         """The empirical-Bayes step: every client's posterior mean, the prior's mean for those not heard yet."""

@@ -11,13 +11,13 @@ from torch.func import vmap
 
 from ..data import Data
 from ..fit import NonFinite, over
-from ..limits import EPOCHS, positive
+from ..limits import EPOCHS, at_least, positive
 from ..method import Reply
 from ..optim import Adam, Optimizer, with_rate
 from ..random import fold, is_mapped
 from ..tree import Tree, only, stack, where
 from .fedavg import BayFL
-from .tuning import OwnTuning
+from .fixed import OwnTuning
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ class MetaBayFL(OwnTuning, BayFL):
         if not 0 < self.holdout < 1:
             raise ValueError(f"method.holdout must be between 0 and 1, got {self.holdout}")
         positive("method", self, "trial_epochs", most=EPOCHS)
-        if self.score_draws < 1:
-            raise ValueError(f"method.score_draws must be at least 1, got {self.score_draws}")
+        at_least("method", self, 1, "score_draws")
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
         train, held = data.split(self.holdout)
