@@ -45,11 +45,14 @@ from pyrofl.compare import Finished
 from pyrofl.config import ConfigError, Evaluation, config_of, override
 from pyrofl.evaluate import COMMON
 from pyrofl.names import nearest
+from pyrofl.run import Round, rows_of
+from pyrofl.scoring import evaluated
 from pyrofl.store import RunDirectory
 
 Table = dict[str, Any]
 HOLDOUT = 0.2  # of every client's training rows, for choosing
 TUNE_SEED = 0  # in no table
+LATER = "scores-later.csv"  # in a run's directory: scores that were asked for when it was finished
 FIRST = "first"  # the run, inside another's directory, from which that one starts
 TOTALS = {"bytes": "bytes", "seconds": "seconds"}
 console = Console()
@@ -212,6 +215,29 @@ def to_the_end(config: Config, folder: Path, *, hold_out: bool = False) -> Path:
     return folder
 
 
+def scored(job: Job, folder: Path) -> Path:
+    """A finished run with the scores on shared rows that are asked for by now: they decide nothing, and it is not
+    trained again."""
+    torch.set_num_threads(1)
+    run = assemble(job.config).run(RunDirectory(folder), read_only=True)
+    now = Round(run.round, scores=evaluated(run).scores)
+    later = pd.DataFrame([r for r in rows_of(now) if r.split == "test"])
+    later.to_csv(folder / LATER, index=False)
+    return folder
+
+
+def metrics_of(folder: Path) -> pd.DataFrame:
+    """The metrics of a run directory, with what was scored later."""
+    frames = [pd.read_csv(f) for f in (RunDirectory(folder).metrics, folder / LATER) if f.exists()]
+    return pd.concat(frames).drop_duplicates(["round", "client", "split", "metric"])
+
+
+def unscored(job: Job, folder: Path) -> bool:
+    """Whether a run lacks a score on shared rows that is asked for."""
+    have = {m.partition("/")[0] for m in metrics_of(folder)["metric"]}
+    return not set(Evaluation(**job.config.evaluate).shared) <= have
+
+
 def finished(folder: Path, rounds: int) -> bool:
     """Whether a run directory holds all its rounds."""
     metrics = RunDirectory(folder).metrics
@@ -239,9 +265,8 @@ class Runner:
 
     def place(self, kind: str, job: Job) -> Path:
         """Where a run is kept: the name holds what decides its numbers, so that a changed arm is run anew."""
-        config, scored = job.config, "" if kind == "tune" else f" {sorted(job.config.evaluate.items())}"
-        digest = hashlib.sha256(f"{job.identity}{scored}".encode()).hexdigest()[:10]
-        return self.out / kind / f"{config.method['name']}-{digest}-s{config.seed}"
+        digest = hashlib.sha256(job.identity.encode()).hexdigest()[:10]
+        return self.out / kind / f"{job.config.method['name']}-{digest}-s{job.config.seed}"
 
     def job(self, arm: Arm, seed: int, value: Any) -> Job:
         """An arm's run at a seed; the first one is trained at the same seed, with the value chosen for it."""
@@ -312,6 +337,8 @@ class Runner:
                 folder = self.place("runs", job)
                 if not finished(folder, job.config.rounds):
                     work[arm.name, seed] = (trained, job, folder)
+                elif unscored(job, folder):
+                    work[arm.name, seed] = (scored, job, folder)
         self._all(work)
 
     def _all(self, work: Mapping[tuple[str, int], tuple[Callable[[Job, Path], Any], Job, Path]]) -> None:
@@ -346,7 +373,8 @@ class Runner:
 def scores_of(folder: Path) -> dict[str, Any]:
     """Means over clients of every score of the last round, the worst client; bytes and seconds, with a first run's."""
     run = Finished.read(folder)
-    table = run.metrics[run.metrics["split"] == "test"]
+    table = metrics_of(folder)
+    table = table[table["split"] == "test"]
     last = table[(table["round"] == table["round"].max()) & ~table["client"].str.startswith("(")]
     means = last.groupby("metric")["value"].mean()
     out = {str(k): float(v) for k, v in means.items()}

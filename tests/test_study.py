@@ -127,13 +127,26 @@ def test_scores_on_shared_rows_are_in_the_table(tiny: Path, tmp_path: Path, monk
     assert row["balanced"] != row["matched"]
 
 
-def test_other_scores_are_other_runs_and_the_same_choice(tiny: Path, tmp_path: Path) -> None:
-    """Scores decide no number, so that a run can go on with others; a table of both would have gaps."""
-    study = Study.read(tiny)
-    runners = [Runner(s, tmp_path, 1) for s in (study, Study.read(tiny, "cpu", ["evaluate.balanced=true"]))]
-    for kind, alike in (("tune", True), ("runs", False)):
-        places = [r.place(kind, r.job(study.arms[0], 1, "sgd:0.3")) for r in runners]
-        assert (places[0] == places[1]) is alike
+def test_scores_asked_for_later_are_found_without_training(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    more = ["evaluate.balanced=true", "evaluate.matched=true"]
+    plain, asked, at_once = (
+        Here(Study.read(tiny, "smoke", less).only(["alone"]), tmp_path / place, 1)
+        for place, less in (("a", []), ("a", more), ("b", more))
+    )
+    plain.run()
+    trained = {p: p.read_bytes() for p in (tmp_path / "a").rglob("*") if p.is_file()}
+    for runner in (asked, at_once):
+        runner.run()
+    assert all(p.read_bytes() == content for p, content in trained.items()), "what was trained is not touched"
+    pd.testing.assert_frame_equal(
+        asked.results().drop(columns="seconds"), at_once.results().drop(columns="seconds"), check_like=True
+    )
+    files = {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*")}
+    asked.run()
+    assert files == {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*")}, "once is enough"
 
 
 SECOND: dict[str, Any] = {
