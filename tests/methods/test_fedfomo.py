@@ -221,8 +221,9 @@ def test_one_client_goes_on_from_its_own_model() -> None:
     [
         ({"models": 0}, "models must be at least 1"),
         ({"holdout": 1.0}, "holdout must be between"),
-        ({"epsilon": 1.1}, "epsilon is a probability"),
-        ({"decay": -0.1}, "decay must be 0 or positive"),
+        ({"epsilon": 1.1}, "epsilon must be from 0 to 1"),
+        ({"decay": -0.1}, "decay must be at least 0"),
+        ({"decay": float("inf")}, "decay must be at least 0 and finite"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options: dict, text: str) -> None:
