@@ -1,16 +1,16 @@
-"""The diagonal of the Fisher information of a client's rows, at the posterior mean."""
+"""What a client's rows say about each weight: diagonals of the Fisher information, expected and observed."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
-from torch.nn.functional import linear
+from torch.nn.functional import linear, one_hot
 
 from .data import Data
 from .likelihoods import information
@@ -56,6 +56,27 @@ def fisher_diagonal(program: Program, theta: Tree, data: Data, *, size: int | No
                 if (name := named[k, end]) in total:
                     total[name] = total[name] + of_rows
     return {s: total[program.loc_name(s)] for s in program.sites}
+
+
+def head_scores(program: Program, theta: Tree, data: Data, names: Collection[str], *, size: int = 256) -> Tree:
+    """Sum over rows of the squared scores d log p(y | x) / dw of a classifier's linear head, for its weights `names`.
+
+    The score of a softmax or logistic head is the residual p - y times the head's input h, 1 for the bias, row by row.
+    """
+    weight, bias = (next((k for k in names if program.path(k).endswith(e)), "") for e in (".weight", ".bias"))
+    total = {k: torch.zeros_like(theta[k]) for k in names}
+    for batch in data.chunks(size):
+        h = program.features(theta, batch.x)  # (B, H)
+        out = linear(h, theta[weight], theta.get(bias))  # (B, C)
+        if program.kind == "categorical":
+            residual = torch.softmax(out, 1) - one_hot(batch.y, out.shape[1])
+        else:
+            residual = torch.sigmoid(out) - batch.y.unsqueeze(1)
+        squares = torch.where(batch.live.unsqueeze(1), residual, 0).square()  # (B, C)
+        total[weight] = total[weight] + squares.T @ h.square()
+        if bias:
+            total[bias] = total[bias] + squares.sum(0)
+    return total
 
 
 def linear_layers(program: Program) -> dict[str, nn.Linear]:

@@ -116,7 +116,7 @@ LAYERS = (
     {"data", "plain", "optim", "likelihoods", "guides", "handlers", "meanfield", "bayesian", "fastpath", "program"},
     {"together"},
     {"fit", "method", "priors", "curvature", "estimate", "empirical_bayes"},
-    {"committee", "distill", "iterates", "langevin"},
+    {"candidates", "committee", "distill", "iterates", "langevin"},
     {"methods"},
     {
         "engines",
