@@ -4,13 +4,15 @@
 
 FILE holds a run in `[base]` and, for each arm, the tables that differ. `tune` names one key of the arm and its
 candidates: each is trained for all rounds on the first 80% of every client's training rows and scored on the rest, at a
-seed of its own, and the lowest held-out negative log-likelihood is taken. Test rows choose nothing.
+seed of its own, and the lowest held-out negative log-likelihood is taken. Test rows choose nothing. `from` names an arm
+whose run is trained first, with the value chosen for it: this arm starts from its model.
 
     title = "..."
     against = "fedavg"                  # intervals are of differences from this arm
     seeds = [1, 2, 3]
     base = { rounds = 10, data = {...}, model = {...}, method = { epochs = 2, size = 32 } }
     arms.fedavg = { method = { name = "fedavg" }, tune = { "method.optimizer" = ["sgd:0.1", "sgd:0.03"] } }
+    arms.heads = { from = "fedavg", rounds = 1, method = { name = "vaneb_ft" } }
     scales.smoke = { seeds = [1], set = ["rounds=1"] }
 
 A table of a paper has rows or columns of its own, such as data sets and noise levels. Each is a cell, in which every
@@ -38,6 +40,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -47,14 +50,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pyrofl import Client, Config, Federation, assemble
 from pyrofl.compare import Finished
-from pyrofl.config import ConfigError, config_of, override
+from pyrofl.config import ConfigError, Evaluation, config_of, override
 from pyrofl.evaluate import COMMON
 from pyrofl.names import nearest
+from pyrofl.run import Round, rows_of
+from pyrofl.scoring import evaluated
 from pyrofl.store import RunDirectory
 
 Table = dict[str, Any]
 HOLDOUT = 0.2  # of every client's training rows, for choosing
 TUNE_SEED = 0  # in no table
+LATER = "scores-later.csv"  # in a run's directory: scores that were asked for when it was finished
+FIRST = "first"  # the run, inside another's directory, from which that one starts
 TOTALS = {"bytes": "bytes", "seconds": "seconds"}
 console = Console()
 
@@ -81,6 +88,7 @@ class Arm:
     candidates: tuple[Any, ...] = ()
     cell: Cell = Cell()
     tuned_as: Arm | None = None  # whose choice is taken
+    first: Arm | None = None  # from whose model it starts
 
     @property
     def name(self) -> str:
@@ -123,12 +131,13 @@ class Study:
             base = merged(table["base"], tables)
             for text in settings:
                 override(base, text)
-            for kind, own in table["arms"].items():
-                if cell.only and kind not in cell.only:
-                    continue
-                arm = _arm(path, kind, own, base, cell)
-                if cell.tuned_in:
-                    arm = replace(arm, tuned_as=arms.get(f"{cell.tuned_in}/{kind}"))
+            kinds = cell.only or tuple(table["arms"])
+            here = {kind: _arm(path, kind, table["arms"][kind], base, cell) for kind in kinds}
+            if cell.tuned_in:
+                here = {k: replace(arm, tuned_as=arms.get(f"{cell.tuned_in}/{k}")) for k, arm in here.items()}
+            for kind, arm in here.items():
+                if (first := table["arms"][kind].get("from")) is not None:
+                    arm = replace(arm, first=_first(path, arm, first, here, table["arms"]))
                 arms[arm.name] = arm
         base = copy.deepcopy(table["base"])
         for text in settings:
@@ -146,7 +155,9 @@ class Study:
             if name not in known:
                 raise ConfigError(f"there is no arm {name!r}{nearest(name, known)}")
         wanted = [a for a in self.arms if {a.name, a.kind, a.cell.name} & set(names)]
-        return replace(self, arms=tuple(wanted)) if names else self
+        needed = {a.first.name for a in wanted if a.first is not None}
+        kept = tuple(a for a in self.arms if a in wanted or a.name in needed)
+        return replace(self, arms=kept) if names else self
 
 
 def _cells(path: Path, table: Table) -> list[tuple[Cell, Table]]:
@@ -169,10 +180,20 @@ def _cells(path: Path, table: Table) -> list[tuple[Cell, Table]]:
 def _arm(path: Path, kind: str, own: Table, base: Table, cell: Cell) -> Arm:
     tables = dict(own)
     tune = tables.pop("tune", {})
+    tables.pop("from", None)
     if len(tune) > 1:
         raise ConfigError(f"{path}: arm {kind!r} tunes {len(tune)} keys; every arm tunes one, so that all have as much")
     ((key, values),) = tune.items() or ((None, ()),)
     return Arm(kind, merged(base, tables), key, tuple(values), cell)
+
+
+def _first(path: Path, arm: Arm, kind: str, here: Mapping[str, Arm], tables: Table) -> Arm:
+    """The arm of the same cell from whose model an arm starts."""
+    if kind not in here:
+        raise ConfigError(f"{path}: arm {arm.name!r} starts from one: there is no arm {kind!r}{nearest(kind, here)}")
+    if "from" in tables[kind]:
+        raise ConfigError(f"{path}: arm {arm.name!r} starts from {kind!r}: name an arm that starts anew")
+    return here[kind]
 
 
 def merged(base: Table, more: Mapping[str, Any]) -> Table:
@@ -199,9 +220,24 @@ def held_out(federation: Federation) -> Federation:
 # ---------------------------------------------------------------------- jobs, each in a process of its own
 
 
+@dataclass(frozen=True)
+class Job:
+    """A run, and the one from whose model it starts, if any."""
+
+    config: Config
+    first: Config | None = None
+
+    @property
+    def identity(self) -> str:
+        """What decides its numbers."""
+        return " ".join(f"{c.identity()} {c.rounds}" for c in (self.config, self.first) if c is not None)
+
+
 def held_out_nll(config: Config) -> float:
     """Mean over clients of the held-out negative log-likelihood after the last round, in nats per row."""
-    assembled = assemble(replace(config, evaluate={**config.evaluate, "every": config.rounds}))
+    last = Evaluation(**config.evaluate)
+    asked = {"every": config.rounds, "draws": last.draws, "final_draws": last.final_draws}
+    assembled = assemble(replace(config, evaluate=asked))
     run = replace(assembled, federation=held_out(assembled.federation)).run()
     scores = [now.scores for now in run][-1]
     of_clients = scores.get("personal") or scores["global"]
@@ -209,25 +245,62 @@ def held_out_nll(config: Config) -> float:
     return sum(values) / len(values) if values else float("inf")
 
 
-def tuning_score(config: Config, file: Path) -> float:
-    """`held_out_nll`, kept in a file."""
+def tuning_score(job: Job, file: Path) -> float:
+    """`held_out_nll`, kept in a file; a first run holds out the same rows."""
     torch.set_num_threads(1)
-    nll = held_out_nll(config)
+    with TemporaryDirectory() as place:
+        config = job.config
+        if job.first is not None:
+            to_the_end(job.first, Path(place), hold_out=True)
+            config = replace(config, start=place)
+        nll = held_out_nll(config)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"nll": nll}))
     return nll
 
 
-def trained(config: Config, folder: Path) -> Path:
-    """The run directory of a configuration, trained to its last round."""
-    directory = RunDirectory(folder)
+def trained(job: Job, folder: Path) -> Path:
+    """The run directory of a job, trained to its last round; it holds that of the first run."""
     torch.set_num_threads(1)
-    assembled = assemble(config)
+    config = job.config
+    if job.first is not None:
+        config = replace(config, start=str(to_the_end(job.first, folder / FIRST)))
+    return to_the_end(config, folder)
+
+
+def to_the_end(config: Config, folder: Path, *, hold_out: bool = False) -> Path:
+    """Train, or go on training, in a run directory."""
+    directory, assembled = RunDirectory(folder), assemble(config)
+    if hold_out:
+        assembled = replace(assembled, federation=held_out(assembled.federation))
     if not directory.config.exists():
         directory.create(assembled.config.toml())
     for _ in assembled.run(directory):
         pass
     return folder
+
+
+def scored(job: Job, folder: Path) -> Path:
+    """A finished run with the scores on shared rows that are asked for by now: they decide nothing, and it is not
+    trained again."""
+    torch.set_num_threads(1)
+    run = assemble(job.config).run(RunDirectory(folder), read_only=True)
+    now = Round(run.round, scores=evaluated(run).scores)
+    later = pd.DataFrame([r for r in rows_of(now) if r.split == "test"])
+    later.to_csv(folder / LATER, index=False)
+    return folder
+
+
+def metrics_of(folder: Path) -> pd.DataFrame:
+    """The metrics of a run directory, with what was scored later."""
+    frames = [pd.read_csv(f) for f in (RunDirectory(folder).metrics, folder / LATER) if f.exists()]
+    return pd.concat(frames).drop_duplicates(["round", "client", "split", "metric"])
+
+
+def unscored(job: Job, folder: Path) -> bool:
+    """Whether a run lacks a score on shared rows that is asked for."""
+    have = {m.partition("/")[0] for m in metrics_of(folder)["metric"]}
+    return not set(Evaluation(**job.config.evaluate).shared) <= have
 
 
 def finished(folder: Path, rounds: int) -> bool:
@@ -255,30 +328,37 @@ class Runner:
         self.study, self.out, self.jobs = study, out, jobs
         self.failed: dict[str, str] = {}
 
-    def place(self, kind: str, config: Config) -> Path:
+    def place(self, kind: str, job: Job) -> Path:
         """Where a run is kept: the name holds what decides its numbers, so that a changed arm is run anew."""
-        name = config.method["name"]
-        digest = hashlib.sha256(f"{config.identity()} {config.rounds}".encode()).hexdigest()[:10]
-        return self.out / kind / f"{name}-{digest}-s{config.seed}"
+        digest = hashlib.sha256(job.identity.encode()).hexdigest()[:10]
+        return self.out / kind / f"{job.config.method['name']}-{digest}-s{job.config.seed}"
 
-    def tuned_file(self, config: Config) -> Path:
+    def job(self, arm: Arm, seed: int, value: Any) -> Job:
+        """An arm's run at a seed; the first one is trained at the same seed, with the value chosen for it."""
+        if arm.first is None:
+            return Job(arm.config(seed, value))
+        return Job(arm.config(seed, value), arm.first.config(seed, self.chosen(arm.first)))
+
+    def tuned_file(self, job: Job) -> Path:
         """The held-out score of a candidate."""
-        return self.place("tune", config).with_suffix(".json")
+        return self.place("tune", job).with_suffix(".json")
 
-    def tuning(self) -> dict[tuple[str, int], Config]:
+    def tuning(self) -> dict[tuple[str, int], Job]:
         """The runs that choose, by (arm, candidate)."""
         arms = {a.name: a for a in (arm.tuned_as or arm for arm in self.study.arms) if len(a.candidates) > 1}
-        return {(a.name, i): a.config(TUNE_SEED, v) for a in arms.values() for i, v in enumerate(a.candidates)}
+        return {(a.name, i): self.job(a, TUNE_SEED, v) for a in arms.values() for i, v in enumerate(a.candidates)}
 
     def left(self) -> list[tuple[Arm, int]]:
         """(arm, number of runs to do) of every arm that is not finished; what two arms share is counted once."""
-        waiting, seen = [], set()
-        files = {key: self.tuned_file(c) for key, c in self.tuning().items()}
+        waiting: list[tuple[Arm, int]] = []
+        seen: set[Path] = set()
+        files = {key: self.tuned_file(job) for key, job in self.tuning().items()}
         for arm in self.study.arms:
             source = (arm.tuned_as or arm).name
             to_choose = {f for (name, _), f in files.items() if name == source and not f.exists()}
             value = next(iter(arm.candidates), None) if to_choose else self.chosen(arm)
-            runs = {self.place("runs", c): c.rounds for c in (arm.config(seed, value) for seed in self.study.seeds)}
+            jobs = [self.job(arm, seed, value) for seed in self.study.seeds]
+            runs = {self.place("runs", job): job.config.rounds for job in jobs}
             missing = to_choose | {p for p, rounds in runs.items() if to_choose or not finished(p, rounds)}
             if missing - seen:
                 waiting.append((arm, len(missing - seen)))
@@ -293,7 +373,7 @@ class Runner:
             return next(iter(arm.candidates), None)
         scores = []
         for i, value in enumerate(arm.candidates):
-            file = self.tuned_file(arm.config(TUNE_SEED, value))
+            file = self.tuned_file(self.job(arm, TUNE_SEED, value))
             scores.append((float(json.loads(file.read_text())["nll"]) if file.exists() else float("inf"), i))
         return arm.candidates[min(scores)[1]]
 
@@ -305,33 +385,39 @@ class Runner:
         with self._bar() as bar:
             task = bar.add_task("one round of each arm", total=len(first))
             for arm in first.values():
+                job = self.job(arm, TUNE_SEED, next(iter(arm.candidates), None))
                 try:
-                    cost[arm.kind] = round_seconds(arm.config(TUNE_SEED, next(iter(arm.candidates), None)))
+                    configs = [c for c in (job.config, job.first) if c is not None]
+                    cost[arm.kind] = sum(round_seconds(c) * c.rounds for c in configs)
                 except (ValueError, ArithmeticError) as error:
                     self.failed[arm.name] = f"{type(error).__name__}: {error}"
                 bar.advance(task)
-        return sum(cost.get(arm.kind, 0.0) * arm.table["rounds"] * count for arm, count in waiting) / self.jobs
+        return sum(cost.get(arm.kind, 0.0) * count for arm, count in waiting) / self.jobs
 
     def run(self) -> None:
         """Tune, then train every seed."""
-        files = {self.tuned_file(c): (name, c) for (name, _), c in self.tuning().items()}
-        self._all({file: (name, tuning_score, c) for file, (name, c) in files.items() if not file.exists()})
-        work = {}
+        for later in (False, True):  # what an arm starts from is chosen before its own value
+            arms = {a.name for a in self.study.arms if (a.first is not None) is later}
+            jobs = {self.tuned_file(job): (name, job) for (name, _), job in self.tuning().items() if name in arms}
+            self._all({file: (name, tuning_score, job) for file, (name, job) in jobs.items() if not file.exists()})
+        work: dict[Path, tuple[str, Callable[[Job, Path], Any], Job]] = {}
         for seed in self.study.seeds:
             for arm in self.study.arms:
-                config = arm.config(seed, self.chosen(arm))
-                folder = self.place("runs", config)
-                if not finished(folder, config.rounds):
-                    work[folder] = (arm.name, trained, config)
+                job = self.job(arm, seed, self.chosen(arm))
+                folder = self.place("runs", job)
+                if not finished(folder, job.config.rounds):
+                    work[folder] = (arm.name, trained, job)
+                elif unscored(job, folder):
+                    work[folder] = (arm.name, scored, job)
         self._all(work)
 
-    def _all(self, work: Mapping[Path, tuple[str, Callable[[Config, Path], Any], Config]]) -> None:
+    def _all(self, work: Mapping[Path, tuple[str, Callable[[Job, Path], Any], Job]]) -> None:
         if not work:
             return
         spawn = multiprocessing.get_context("spawn")
         with self._bar() as bar, ProcessPoolExecutor(self.jobs, mp_context=spawn) as pool:
             task = bar.add_task("runs", total=len(work))
-            running = {pool.submit(job, config, place): arm for place, (arm, job, config) in work.items()}
+            running = {pool.submit(do, job, place): arm for place, (arm, do, job) in work.items()}
             for future in as_completed(running):
                 if (error := future.exception()) is not None:
                     self.failed[running[future]] = f"{type(error).__name__}: {error}"
@@ -347,18 +433,19 @@ class Runner:
         for arm in self.study.arms:
             value = self.chosen(arm)
             for seed in self.study.seeds:
-                config = arm.config(seed, value)
-                folder = self.place("runs", config)
-                if finished(folder, config.rounds):
+                job = self.job(arm, seed, value)
+                folder = self.place("runs", job)
+                if finished(folder, job.config.rounds):
                     says = {"cell": arm.cell.name} if arm.cell.name else {}
                     rows.append({**says, "arm": arm.kind, "seed": seed, "chosen": str(value), **scores_of(folder)})
         return pd.DataFrame(rows)
 
 
 def scores_of(folder: Path) -> dict[str, Any]:
-    """Means over clients of every score of the last round, the worst client, bytes and seconds."""
+    """Means over clients of every score of the last round, the worst client; bytes and seconds, with a first run's."""
     run = Finished.read(folder)
-    table = run.metrics[run.metrics["split"] == "test"]
+    table = metrics_of(folder)
+    table = table[table["split"] == "test"]
     last = table[(table["round"] == table["round"].max()) & ~table["client"].str.startswith("(")]
     means = last.groupby("metric")["value"].mean()
     out = {str(k): float(v) for k, v in means.items()}
@@ -366,7 +453,9 @@ def scores_of(folder: Path) -> dict[str, Any]:
         out["personal/worst"] = float(accuracy.min())
     shared = table[(table["round"] == table["round"].max()) & (table["client"] == COMMON)]
     out |= {f"common/{m.partition('/')[2]}": float(v) for m, v in zip(shared["metric"], shared["value"])}
-    return {**out, "bytes": run.total("bytes_down") + run.total("bytes_up"), "seconds": run.seconds}
+    both = [run, *([Finished.read(folder / FIRST)] if (folder / FIRST).exists() else [])]
+    traffic = sum(r.total(way) for r in both for way in ("bytes_down", "bytes_up"))
+    return {**out, "bytes": traffic, "seconds": sum(r.seconds for r in both)}
 
 
 def main() -> None:

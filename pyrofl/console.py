@@ -103,12 +103,10 @@ def _bar(console: Console) -> Progress:
 
 
 def round_line(now: Round, total: int) -> str:
-    """Loss split into NLL and KL, the scores with spread and worst client, bytes and seconds."""
+    """The loss and its parts, the scores with spread and worst client, bytes and seconds."""
     parts = [f"round {now.number:>{len(str(total))}}/{total}"]
-    loss, nll, kl = (now.mean(k) for k in ("loss", "nll", "kl"))
-    if loss is not None:
-        split = f" (nll {nll:.3f} + kl {kl:.3f})" if nll is not None and kl is not None else ""
-        parts.append(f"loss {loss:.3f}{split}")
+    if (loss := now.mean("loss")) is not None:
+        parts.append(f"loss {loss:.3f}{_split(now)}")
     for model, clients in now.scores.items():
         values = {c: s for c, v in clients.items() if not c.startswith("(") and (s := _headline(v)) is not None}
         if values:
@@ -120,6 +118,14 @@ def round_line(now: Round, total: int) -> str:
     parts += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in now.report.items()]
     parts.append(f"{size(now.bytes_down)} down, {size(now.bytes_up)} up, {now.seconds:.1f} s")
     return " | ".join(parts)
+
+
+def _split(now: Round) -> str:
+    """The loss's two parts: a point has no KL but a log density under the prior, 0 under a flat one and not shown."""
+    nll, kl, prior = (now.mean(k) for k in ("nll", "kl", "neg_log_prior"))
+    if nll is not None and kl is not None:
+        return f" (nll {nll:.3f} + kl {kl:.3f})"
+    return f" (nll {nll:.3f}, -log prior {prior:.3f})" if nll is not None and prior else ""
 
 
 def _headline(scores: dict[str, float | None]) -> float | None:

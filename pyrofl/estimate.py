@@ -5,6 +5,7 @@ Parameters are one vector theta (d,), laid out by a `Ravel`; all rows are used a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,12 @@ from .tree import Ravel, Tree
 
 _SHORTEST = 10  # halvings of a Newton step that are tried
 _CLOSE = 1e-10  # a move after which there is nothing to gain (one client at a time stops here)
+
+
+def log_normal(gap: Tensor, precision: Tensor) -> Tensor:
+    """log N(gap; 0, P^-1) of gaps (M, d) and precisions (M, d, d), (M,) in nats."""
+    square = torch.einsum("ma,mab,mb->m", gap, precision, gap)
+    return 0.5 * (torch.linalg.slogdet(precision)[1] - square - gap.shape[-1] * math.log(2 * math.pi))
 
 
 @dataclass(frozen=True)

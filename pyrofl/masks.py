@@ -36,6 +36,18 @@ def strongest_inputs(scores: Tensor, share: float) -> Tensor:
     return rank < math.ceil(share * scores.shape[1] - 1e-9)
 
 
+def masked(weights: Tree, scores: Tree, used: Tree, threshold: float, *, sigmoid: bool) -> Tree:
+    """The weights that `scores` switch on among the inputs `used`, with a derivative in the scores."""
+    on = {k: switched(s, threshold, sigmoid=sigmoid) for k, s in scores.items()}
+    return {k: weights[k] * v * used[k] for k, v in on.items()}
+
+
+def thinned(scores: Tree, used: Tree, share: float) -> Tree:
+    """The inputs used from now on: the strongest `share` of each tensor, or those of before once any was dropped."""
+    whole = torch.stack([v.all() for v in used.values()]).all()
+    return {k: torch.where(whole, strongest_inputs(scores[k], share), v) for k, v in used.items()}
+
+
 def merged(masks: Tensor, counts: Tensor) -> Tensor:
     """For each of K clients, the majority of those that use an input; bool, (K, out, in, ...) -> (K, out, in, ...).
 

@@ -19,6 +19,7 @@ from .tree import Tree
 __all__ = [
     "POOLING",
     "divergence",
+    "em_step",
     "gaussian_kl",
     "inverse_scale",
     "moments",
@@ -26,6 +27,8 @@ __all__ = [
     "pool",
     "positive_scale",
     "shortened",
+    "spare",
+    "tied",
 ]
 
 Posterior = dict[str, tuple[Tensor, Tensor]]  # site -> (loc, scale)
@@ -144,6 +147,32 @@ def shortened(step: Tree, lowest: Tree) -> Tree:
         power = torch.where(least > J, least / torch.where(least > J, J, -1.0), 1.0)
         out[f"{site}/h"], out[name] = power * step[f"{site}/h"], power * J
     return out
+
+
+def em_step(mu: Tree, v: Tree, first: Tree, second: Tree, *, rate: float, floor: float) -> tuple[Tree, Tree]:
+    """(mu, v) of a population N(mu, diag v) after a step of stochastic approximation EM; v is at least `floor`.
+
+    Its two moments move by `rate` of the way to those of the draws z, of which `first` and `second` are the means of
+    z - mu and (z - mu)^2.
+    """
+    move = {k: rate * d for k, d in first.items()}
+    moved = {k: (1 - rate) * v[k] + rate * second[k] - move[k].square() for k in v}
+    return {k: m + move[k] for k, m in mu.items()}, {k: t.clamp_min(floor) for k, t in moved.items()}
+
+
+def tied(variance: Tree, how: str) -> Tree:
+    """One variance a coordinate as it is, one a "tensor", or one for all ("isotropic"): means over coordinates."""
+    if how == "coordinate":
+        return variance
+    if how == "tensor":
+        return {s: v.mean() for s, v in variance.items()}
+    one = torch.cat([v.reshape(-1) for v in variance.values()]).mean()
+    return {s: one.clone() for s in variance}
+
+
+def spare(q: Tree, prior: Tree, least: float) -> Tree:
+    """`site/J` <= 0, as `shortened` takes it: what of its precision q may lose to keep `least` of the prior's."""
+    return {k: -(q[k] - least * v).clamp_min(0) for k, v in prior.items() if k.endswith("/J")}
 
 
 def pool(q: Posterior, weights: Tensor, rule: str = "scale", *, prior: Posterior | None = None) -> Posterior:

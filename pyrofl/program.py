@@ -236,7 +236,7 @@ class Program:
         return self.parts(theta, batch, key, prior)[0]
 
     def parts(self, theta: Tree, batch: Batch, key: Tensor, prior: Tree | None = None) -> tuple[Tensor, Tree]:
-        """The loss and, detached, its two parts `nll` and `kl`, all in nats per row."""
+        """The loss and, detached, its two parts, `nll` and the `penalty`, all in nats per row."""
         elbo = self._fast.elbo if self._fast is not None else self.traced_elbo
         if self.particles == 1:
             nll, kl = elbo(theta, batch, key, prior)
@@ -244,7 +244,7 @@ class Program:
             draws = [elbo(theta, batch, random.fold(key, s), prior) for s in range(self.particles)]
             nll, kl = (torch.stack(parts).mean() for parts in zip(*draws))
         kl = kl * self.beta / batch.n
-        return nll + kl, {"nll": nll.detach(), "kl": kl.detach()}
+        return nll + kl, {"nll": nll.detach(), self.penalty: kl.detach()}
 
     @property
     def fast_path(self) -> FastPath | None:
@@ -458,6 +458,11 @@ class Program:
     def mean_field(self) -> bool:
         """Whether the guide is a product of Normals, with a location and a scale for every site."""
         return isinstance(self.guide, AutoNormal)
+
+    @property
+    def penalty(self) -> str:
+        """What is added to the loss's `nll`: the guide's "kl", or "neg_log_prior" of a point, which may be negative."""
+        return "neg_log_prior" if self.point_mass else "kl"
 
     @property
     def flat(self) -> bool:

@@ -55,7 +55,7 @@ def fit_together(
     added = (none if v is None else v for v in (push.shift, push.anchor))
     tensors = (flat, lr, key, *data, *added, *(held[k] for k in plan.held))
     flat, loss, nll, kl = _Together.apply(plan, *tensors)
-    return flat, {"loss": loss, "nll": nll, "kl": kl}
+    return flat, {"loss": loss, "nll": nll, plan.program.penalty: kl}
 
 
 class _Together(torch.autograd.Function):

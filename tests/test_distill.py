@@ -85,6 +85,21 @@ def test_the_student_comes_close_to_another_teacher(program: Program) -> None:
     assert float(kl) == pytest.approx(float(after), rel=0.5)
 
 
+def test_the_targets_probabilities_weigh_the_logarithms(program: Program) -> None:
+    """KL(target || student): the other direction would have another value, and another first step."""
+    teacher, student = program.init(root(1)), program.init(root(2))
+    log_p = ensemble(program, [teacher], X, root(0))
+    weights = {k: v.clone().requires_grad_() for k, v in student.items()}
+    log_q = program.predict(weights, X, None)
+    forward, backward = (log_p.exp() * (log_p - log_q)).sum(1).mean(), (log_q.exp() * (log_q - log_p)).sum(1).mean()
+    assert abs((forward - backward).item()) > 0.01 * forward.item()
+    slope = dict(zip(weights, torch.autograd.grad(forward, list(weights.values())), strict=True))
+    how = dataclasses.replace(PLAIN, optimizer=SGD(0.1), epochs=1, size=len(X))
+    moved, kl = distill(program, student, log_p, X, root(3), how)
+    assert float(kl) == pytest.approx(forward.item(), rel=1e-9)
+    close(moved, {k: v - 0.1 * slope[k] for k, v in student.items()}, tolerance=1e-12)
+
+
 def test_weight_averaging_is_the_mean_of_the_visited_steps(program: Program) -> None:
     teacher, student = program.init(root(1)), program.init(root(2))
     log_p = ensemble(program, [teacher], X, root(0))

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import tomli_w
+import torch
 from support.documents import ROOT
 
-from experiments.study import Runner, Study, held_out, merged
+from experiments.study import Runner, Study, held_out, merged, to_the_end
 from experiments.study_report import beside_paper, difference, interval, table, write
 from pyrofl import assemble
 from pyrofl.config import ConfigError
+from pyrofl.store import load_tree
+from pyrofl.tree import equal
 
 FILES = sorted([*(ROOT / "experiments/checks").glob("*.toml"), *(ROOT / "experiments/state_of_the_art").glob("*.toml")])
-TINY = {
+TINY: dict[str, Any] = {
     "title": "Tiny",
     "seeds": [1, 2],
     "base": {
@@ -32,6 +36,14 @@ TINY = {
     },
     "scales": {"smoke": {"seeds": [1], "set": ["rounds=1"]}},
 }
+
+
+class Here(Runner):
+    """Runs everything in this process, one after the other."""
+
+    def _all(self, work: Any) -> None:
+        for place, (_, do, job) in work.items():
+            do(job, place)
 
 
 @pytest.fixture
@@ -88,7 +100,7 @@ def test_the_better_candidate_is_chosen_and_nothing_is_run_twice(tiny: Path, tmp
     runner.run()
     assert runner.failed == {} and runner.left() == []
     fedavg = runner.study.arms[0]
-    scores = [json.loads(runner.tuned_file(fedavg.config(0, v)).read_text())["nll"] for v in fedavg.candidates]
+    scores = [json.loads(runner.tuned_file(runner.job(fedavg, 0, v)).read_text())["nll"] for v in fedavg.candidates]
     assert scores[1] < scores[0] and runner.chosen(fedavg) == "sgd:0.3"
     files = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*") if p.is_file()}
     Runner(runner.study, tmp_path / "out", 1).run()
@@ -101,6 +113,99 @@ def test_the_better_candidate_is_chosen_and_nothing_is_run_twice(tiny: Path, tmp
     rows = table(runner.study, frame)
     means = frame.groupby("arm")["personal/accuracy"].mean()
     assert list(rows["arm"]) == list(means.sort_values(ascending=False, kind="stable").index)
+
+
+def test_scores_on_shared_rows_are_in_the_table(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    study = Study.read(tiny, "smoke", ["evaluate.balanced=true", "evaluate.matched=true"]).only(["alone"])
+    runner = Here(study, tmp_path, 1)
+    runner.run()
+    frame = runner.results()
+    (row,) = table(study, frame).to_dict("records")
+    for name in ("balanced", "matched"):
+        assert row[name] == f"{frame[f'{name}/accuracy'][0]:.3f}"
+    assert row["balanced"] != row["matched"]
+
+
+def test_scores_asked_for_later_are_found_without_training(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    more = ["evaluate.balanced=true", "evaluate.matched=true"]
+    plain, asked, at_once = (
+        Here(Study.read(tiny, "smoke", less).only(["alone"]), tmp_path / place, 1)
+        for place, less in (("a", []), ("a", more), ("b", more))
+    )
+    plain.run()
+    trained = {p: p.read_bytes() for p in (tmp_path / "a").rglob("*") if p.is_file()}
+    for runner in (asked, at_once):
+        runner.run()
+    assert all(p.read_bytes() == content for p, content in trained.items()), "what was trained is not touched"
+    pd.testing.assert_frame_equal(
+        asked.results().drop(columns="seconds"), at_once.results().drop(columns="seconds"), check_like=True
+    )
+    files = {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*")}
+    asked.run()
+    assert files == {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*")}, "once is enough"
+
+
+SECOND: dict[str, Any] = {
+    **TINY,
+    "seeds": [1],
+    "arms": {
+        "heads": {
+            "from": "fedavg",
+            "rounds": 1,
+            "method": {"name": "vaneb_ft"},
+            "tune": {"method.optimizer": ["sgd:0.1", "sgd:0.01"]},
+        },
+        "fedavg": {"method": {"name": "fedavg"}, "tune": {"method.optimizer": ["sgd:1e-9", "sgd:0.3"]}},
+    },
+}
+
+
+def test_an_arm_starts_from_the_model_of_another_which_is_chosen_before(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    tiny.write_text(tomli_w.dumps(SECOND))
+    study = Study.read(tiny).only(["heads"])
+    assert [a.name for a in study.arms] == ["heads", "fedavg"], "what an arm starts from is there too"
+    runner = Here(study, tmp_path / "out", 1)
+    assert [(a.name, n) for a, n in runner.left()] == [("heads", 3), ("fedavg", 3)]
+    runner.run()
+    assert runner.failed == {} and runner.left() == []
+    heads, fedavg = study.arms
+    job = runner.job(heads, 1, runner.chosen(heads))
+    assert job.first is not None and job.first.method["optimizer"] == "sgd:0.3" and job.first.seed == 1
+    folder, alone = (runner.place("runs", j) for j in (job, runner.job(fedavg, 1, "sgd:0.3")))
+    model, other, heads_now = (load_tree(p / "server.safetensors", "cpu")[0] for p in (folder / "first", alone, folder))
+    body = next(k for k in model if "body" in k)
+    assert equal(model, other), "the first run is that of the other arm"
+    assert torch.equal(heads_now[body], model[body]), "and its model is where this arm starts"
+    scores, plain = (runner.results().set_index("arm").loc[name] for name in ("heads", "fedavg"))
+    assert scores["bytes"] > plain["bytes"] and scores["seconds"] > plain["seconds"], "both runs were paid for"
+
+
+def test_the_first_run_of_a_candidate_holds_out_the_same_rows(tiny: Path, tmp_path: Path) -> None:
+    """Else the model would have been trained on the rows that choose."""
+    tiny.write_text(tomli_w.dumps(SECOND))
+    runner = Runner(Study.read(tiny), tmp_path, 1)
+    job = runner.job(runner.study.arms[0], 0, "sgd:0.1")
+    assert job.first is not None
+    to_the_end(job.first, tmp_path / "first", hold_out=True)
+    rows = pd.read_csv(tmp_path / "first" / "partition.csv")
+    whole = assemble(job.first).federation
+    assert list(rows["train"]) == [c.train.rows for c in held_out(whole).clients]
+    assert sum(rows["train"]) < sum(c.train.rows for c in whole.clients)
+
+
+def test_an_arm_that_starts_from_no_arm_or_from_a_second_run_is_refused(tiny: Path) -> None:
+    for after, reason in (("fedavgg", "there is no arm 'fedavgg'"), ("heads", "name an arm that starts anew")):
+        arms = {**SECOND["arms"], "more": {"from": after, "method": {"name": "vaneb_ft"}}}
+        tiny.write_text(tomli_w.dumps({**SECOND, "arms": arms}))
+        with pytest.raises(ConfigError, match=reason):
+            Study.read(tiny)
 
 
 def test_an_interval_is_students() -> None:
@@ -137,7 +242,10 @@ CELLS = {
 }
 
 
-def test_every_arm_runs_in_every_cell_with_the_choice_of_another_where_asked(tiny: Path, tmp_path: Path) -> None:
+def test_every_arm_runs_in_every_cell_with_the_choice_of_another_where_asked(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     tiny.write_text(tomli_w.dumps(CELLS))
     study = Study.read(tiny)
     assert [a.name for a in study.arms] == ["few/fedavg", "few/alone", "more/fedavg", "more/alone", "same/fedavg"]
@@ -145,7 +253,7 @@ def test_every_arm_runs_in_every_cell_with_the_choice_of_another_where_asked(tin
     assert [a.name for a in study.only(["alone"]).arms] == ["few/alone", "more/alone"]
     assert [a.name for a in study.only(["more", "same/fedavg"]).arms] == ["more/fedavg", "more/alone", "same/fedavg"]
 
-    runner = Runner(study, tmp_path / "out", 1)
+    runner = Here(study, tmp_path / "out", 1)
     # two candidates and a run; 'more' chooses nothing anew, and 'same' has the runs of 'more'
     assert [(a.name, n) for a, n in runner.left()] == [
         ("few/fedavg", 3),

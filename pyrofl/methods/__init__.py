@@ -3,10 +3,11 @@
 from .adamix import AdaMix
 from .adaped import AdaPeD
 from .alone import Alone, Pooled
+from .bayfl import BayFL
 from .beta_predbayes import BetaPredBayes
 from .ditto import Ditto
 from .fedamp import FedAMP
-from .fedavg import BayFL, FedAvg
+from .fedavg import FedAvg
 from .fedbabu import FedBABU
 from .fedbe import FedBE
 from .fedbn import FedBN

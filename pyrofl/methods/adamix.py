@@ -11,6 +11,7 @@ from torch import Tensor
 from ..data import Data
 from ..empirical_bayes.adamix import adamix
 from ..empirical_bayes.mixture import Mixture
+from ..limits import at_least
 from ..random import normal
 from ..tree import Tree, only
 from .site_prior import SitePrior
@@ -33,9 +34,7 @@ class AdaMix(SitePrior):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("components", "restarts", "em"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"method.{name} must be at least 1, got {getattr(self, name)}")
+        at_least("method", self, 1, "components", "restarts", "em")
 
     def init(self, key: Tensor) -> Tree:
         start = super().init(key)

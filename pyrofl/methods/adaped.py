@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -14,12 +14,12 @@ from ..fit import fit
 from ..likelihoods import predictive_kl
 from ..method import Reply
 from ..tree import Tree, only, pack, part
-from .fedavg import FedAvg, Pooling
-from .tuning import Untuned
+from .fedavg import FedAvg
+from .fixed import Unpooled, Untuned
 
 
 @dataclass(frozen=True)
-class AdaPeD(Untuned, FedAvg):
+class AdaPeD(Untuned, Unpooled, FedAvg):
     """Adaptive personalisation by distillation: min f_k(theta) + log(2 psi) / 2 + KD(mu, theta) / (2 psi).
 
     KD is the mean over the client's rows of KL(p_mu || p_theta), the predictions of the global model mu against those
@@ -38,7 +38,6 @@ class AdaPeD(Untuned, FedAvg):
     first_psi: float = 1.0
     floor: float = 0.1
     weighting: Literal["rows", "uniform"] = "uniform"
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     guide: ClassVar[str] = "delta"
     travels: ClassVar[str] = "the global model and one number, down and up"

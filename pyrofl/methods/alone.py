@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,20 +12,18 @@ from ..data import Data
 from ..method import Cohort, Reply
 from ..random import root
 from ..tree import Tree, where
-from .fedavg import FedAvg, Pooling
-from .tuning import Untuned
+from .fedavg import FedAvg
+from .fixed import ByRows, Untuned
 
 
 @dataclass(frozen=True)
-class Alone(Untuned, FedAvg):
+class Alone(Untuned, ByRows, FedAvg):
     """Every client trains on its own rows for all rounds; nothing travels.
 
     A client without rows predicts with its prior, where that is Gaussian.
     """
 
     seed: int = 0  # of the initial model, taken from the run
-    weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # nothing is averaged
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     travels: ClassVar[str] = "nothing"
     stays: ClassVar[str] = "the model"
@@ -57,11 +55,8 @@ class Alone(Untuned, FedAvg):
 
 
 @dataclass(frozen=True)
-class Pooled(Untuned, FedAvg):
+class Pooled(Untuned, ByRows, FedAvg):
     """One model trained on all clients' rows together: what federation gives up, not a federated method."""
-
-    weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # there is one model
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     travels: ClassVar[str] = "all rows, to one place"
     pools: ClassVar[bool] = True

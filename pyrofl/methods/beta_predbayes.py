@@ -12,19 +12,19 @@ from ..committee import combined, fitted, nll_and_accuracy
 from ..data import Data
 from ..distill import Distillation, distill, ensemble, needs_unlabelled
 from ..langevin import langevin
-from ..limits import EPOCHS, positive
+from ..limits import EPOCHS, at_least, positive
 from ..method import Cohort, Reply
 from ..optim import SGD, Adam, Optimizer
 from ..random import fold
-from ..tree import Tree, only, stack, unstack
-from .fedavg import FedAvg, Pooling
-from .tuning import Untuned
+from ..tree import Tree, stack, unstack
+from .fedavg import FedAvg
+from .fixed import Unpooled, Untuned
 
 REPORTS = ("beta", "ensemble_nll", "ensemble_accuracy", "student_nll", "student_accuracy")
 
 
 @dataclass(frozen=True)
-class BetaPredBayes(Untuned, FedAvg):
+class BetaPredBayes(Untuned, Unpooled, FedAvg):
     """The clients' predictive posteriors p_k are combined between mixture and product, and distilled into one model.
 
     log p = beta sum_k log p_k + (1 - beta) log sum_k pi_k p_k - log Z, with p_k the mean over client k's posterior
@@ -47,7 +47,6 @@ class BetaPredBayes(Untuned, FedAvg):
     distillation: Distillation = field(default=Distillation(Adam(1e-4), epochs=100.0, temperature=1.0, average_every=0))
     unlabelled: Tensor | None = field(default=None, repr=False, compare=False)  # (U, ...), taken from the run
     labelled: Data | None = field(default=None, repr=False, compare=False)  # taken from the run
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     prior: ClassVar[str] = "gaussian"
     travels: ClassVar[str] = "posterior samples go up, the distilled model comes down"
@@ -57,8 +56,7 @@ class BetaPredBayes(Untuned, FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.samples < 1:
-            raise ValueError(f"method.samples must be at least 1, got {self.samples}")
+        at_least("method", self, 1, "samples")
         positive("method", self, "between", most=EPOCHS)
         positive("method", self, "temperature")
         langevin(self.program.parts, self.optimizer, self.program.trainable)  # refuses what cannot sample
@@ -73,9 +71,6 @@ class BetaPredBayes(Untuned, FedAvg):
         theta = super().init(key)
         zero = next(iter(theta.values())).new_zeros(())
         return {**theta, **{f"report/{name}": zero.clone() for name in REPORTS}}
-
-    def down(self, server: Tree, client: int) -> Tree:
-        return only(server, self.program.theta0)
 
     def message(self, down: Tree) -> Tree:
         return {k: v.expand(self.samples, *v.shape) for k, v in down.items()}

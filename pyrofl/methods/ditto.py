@@ -15,7 +15,7 @@ from ..optim import SGD, Optimizer
 from ..random import fold
 from ..tree import Tree, only
 from .fedavg import FedAvg
-from .tuning import Untuned
+from .fixed import Untuned
 
 
 @dataclass(frozen=True)

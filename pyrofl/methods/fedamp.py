@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -12,15 +12,16 @@ from torch import Tensor
 from ..data import Data
 from ..limits import positive
 from ..method import Cohort, Reply
+from ..mixing import attention
 from ..tree import Tree, only, pack, part, put, repeat
-from .fedavg import FedAvg, Pooling
-from .tuning import Untuned
+from .fedavg import FedAvg
+from .fixed import Alike, Untuned
 
 _OTHERS = "report/off_diagonal"  # mean weight that a client's message gives to the other clients
 
 
 @dataclass(frozen=True)
-class FedAMP(Untuned, FedAvg):
+class FedAMP(Untuned, Alike, FedAvg):
     """Personal models that attract each other, similar ones more; the server keeps all of them.
 
     Server: u_i = sum_j xi_ij w_j, sent to client i alone; rows of xi add up to 1 and xi_ii takes what the others leave.
@@ -44,8 +45,6 @@ class FedAMP(Untuned, FedAvg):
     sigma: float = 1.0
     mu: float = 0.1
     clients: int = 1  # taken from the run
-    weighting: Literal["uniform"] = field(default="uniform", init=False, repr=False)  # xi takes its place
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     guide: ClassVar[str] = "delta"
     travels: ClassVar[str] = "a mean made for this client down, its own model up"
@@ -91,24 +90,8 @@ class FedAMP(Untuned, FedAvg):
 
     def weights(self, models: Tree, heard: Tensor) -> Tensor:
         """xi (K, K)."""
-        w = torch.cat(
-            [v.reshape(len(v), -1).double() for v in only(models, self.program.trainable).values()], 1
-        )  # (K, P)
-        pairs = heard & heard.unsqueeze(1) & ~torch.eye(len(w), dtype=torch.bool, device=w.device)
-        if self.attention == "cosine":
-            unit = torch.nn.functional.normalize(w)
-            like = torch.where(pairs, self.sigma * unit @ unit.T, -torch.inf)
-            share = self.alpha * torch.softmax(like, 1)  # NaN where there is no other client
-        else:
-            d = torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist").square()
-            s, most = self.sigma, self.alpha / self.sigma
-            if self.attention == "median" and bool(pairs.any()):
-                s = self.sigma * max(float(d[pairs].median()), torch.finfo(d.dtype).tiny)
-                most = self.alpha / (int(heard.sum()) - 1)
-            share = most * torch.exp(-d / s)
-        share = torch.where(pairs, share, 0.0)
-        xi = share + torch.diag(1 - share.sum(1))
-        return torch.where(heard.unsqueeze(1), xi, heard.double() / heard.sum())
+        every = [v.reshape(len(v), -1).double() for v in only(models, self.program.trainable).values()]
+        return attention(torch.cat(every, 1), heard, self.attention, alpha=self.alpha, sigma=self.sigma)
 
     def personal(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Tree:
         return own

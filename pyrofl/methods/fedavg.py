@@ -1,4 +1,4 @@
-"""FedAvg, and BayFL, which is FedAvg with a mean-field Normal guide."""
+"""FedAvg, the base of all methods."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from ..data import Batch, Data
-from ..distill import Distillation, distill, ensemble, needs_unlabelled
 from ..fit import After, Loss, fit
-from ..limits import EPOCHS, positive
+from ..limits import EPOCHS, at_least, positive
 from ..meanfield import Posterior, pool
 from ..method import Cohort, Reply
-from ..optim import SGD, Optimizer, with_rate
+from ..optim import SGD, Optimizer
 from ..program import Program
-from ..random import fold
-from ..tree import Tree, mean, only, unstack
+from ..tree import Tree, mean, only
 
 Pooling = Literal["scale", "unconstrained", "variance", "mixture", "product"]
 Part = Literal["all", "head", "body"]
+REPORT = "report/"  # begins the names of the server's numbers for people
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,7 @@ class FedAvg:
     def __post_init__(self) -> None:
         self.check_guide(self.program.family)
         positive("method", self, "epochs", "finetune_epochs", most=EPOCHS)
-        if self.size < 1:
-            raise ValueError(f"method.size must be at least 1 row, got {self.size}")
+        at_least("method", self, 1, "size", unit="row")
         if self.pooling != "scale" and not self.program.mean_field:
             raise ValueError(
                 f"method.pooling = {self.pooling!r} pools scales, and a point guide has none; use guide = 'normal'"
@@ -82,7 +80,7 @@ class FedAvg:
         return self.program.init(key)
 
     def down(self, server: Tree, client: int) -> Tree:
-        return server
+        return {k: v for k, v in server.items() if not k.startswith(REPORT)}
 
     def message(self, down: Tree) -> Tree:
         return only(down, self.program.theta0)
@@ -202,67 +200,3 @@ class FedAvg:
         begin = {**theta, **{k: centre[k] + (theta[k] - centre[k]) / a[k] for k in a}}
         u, info = self.fit(penalised, begin, data, key, names=names)
         return p.refresh(at(u), data), info
-
-
-@dataclass(frozen=True)
-class BayFL(FedAvg):
-    """Federated averaging of mean-field posteriors: the server averages the clients' means and scales.
-
-    `schedule` sets the rate of global round k of K from the optimizer's rate a, as in the paper's Theorem 1:
-    "a" (constant), "a/sqrt(K)", "a/k" or "a/sqrt(k)".
-
-    With `distillation` the server goes on from the pooled posterior: on unlabelled rows of its own it learns what the
-    clients' posteriors and the pooled one predict together, the mean over `teacher_draws` draws of each. Means of the
-    weights are what it learns; scales stay as they were pooled, since rows without labels are no evidence.
-
-    Reference: Rahman, Nguyen, 2026, "BayFL" and Theorem 1.
-    """
-
-    schedule: Literal["a", "a/sqrt(K)", "a/k", "a/sqrt(k)"] = "a"
-    rounds: int = 1  # K, taken from the run
-    distillation: Distillation | None = None
-    teacher_draws: int = 10
-    unlabelled: Tensor | None = field(default=None, repr=False, compare=False)  # (U, ...), taken from the run
-
-    travels: ClassVar[str] = "the posterior, down and up: mean and scale of every weight"
-    guide: ClassVar[str] = "normal"
-    prior: ClassVar[str] = "gaussian"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.teacher_draws < 1:
-            raise ValueError(f"method.teacher_draws must be at least 1, got {self.teacher_draws}")
-        if self.distillation is not None:
-            needs_unlabelled(self.unlabelled, self.program, "this method, with its distillation,")
-
-    def init(self, key: Tensor) -> Tree:
-        start = super().init(key)
-        return start if self.schedule == "a" else {**start, "round": torch.tensor(1, device=key.device)}
-
-    def train(self, theta: Tree, data: Data, key: Tensor, **how: Any) -> tuple[Tree, Tree]:
-        if self.schedule == "a":
-            return super().train(theta, data, key, **how)
-        rate = self.rate(theta["round"].double())
-        y, info = super().train(theta, data, key, optimizer=with_rate(self.optimizer, rate), **how)
-        return y, {**info, "rate": rate}
-
-    def rate(self, k: Tensor) -> Tensor:
-        """The rate of global round k = 1, 2, ..., (), where it moves with k; a schedule of your own overrides this."""
-        share = {"a/sqrt(K)": torch.ones_like(k) * self.rounds**-0.5, "a/k": 1 / k, "a/sqrt(k)": k**-0.5}[self.schedule]
-        return self.optimizer.lr * share
-
-    def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
-        new = super().aggregate(server, ups, cohort)
-        if "round" in server:
-            new["round"] = torch.full_like(server["round"], cohort.round + 1)
-        return new if self.distillation is None else {**new, **self.distilled(new, ups, cohort, self.distillation)}
-
-    def distilled(self, pooled: Tree, ups: Tree, cohort: Cohort, how: Distillation) -> Tree:
-        """The pooled posterior with its means moved towards what all posteriors predict on the unlabelled rows."""
-        assert self.unlabelled is not None
-        p, x = self.program, self.unlabelled
-        draws = self.teacher_draws if self.stochastic else 1
-        teachers = [only(pooled, p.theta0), *(unstack(ups, k) for k in range(len(cohort.ids)))]
-        log_p = ensemble(p, teachers, x, cohort.key, draws=draws)  # (U, K)
-        scales = {p.scale_name(s) for s in p.sites} if p.mean_field else set()
-        return distill(p, pooled, log_p, x, fold(cohort.key, "distill"), how, names=p.trainable - scales)[0]

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from ..distill import Distillation, distill, ensemble, needs_unlabelled
-from ..limits import positive
+from ..limits import at_least, positive
 from ..method import Cohort
 from ..random import fold, generator, normal
 from ..tree import Ravel, Tree, mean, only, unstack
-from .fedavg import FedAvg, Pooling
+from .fedavg import FedAvg
+from .fixed import Unpooled
 
 KL = "report/distillation_kl"  # nats a row
 
 
 @dataclass(frozen=True)
-class FedBE(FedAvg):
+class FedBE(Unpooled, FedAvg):
     """Clients' models are draws from a posterior over global models: an ensemble of it is distilled into the next one.
 
     Server: the teachers are the average w, `samples` models from a distribution around it, and, with `clients_teach`,
@@ -41,7 +42,6 @@ class FedBE(FedAvg):
     clients_teach: bool = True
     distillation: Distillation = field(default=Distillation())
     unlabelled: Tensor | None = field(default=None, repr=False, compare=False)  # (U, ...), taken from the run
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     travels: ClassVar[str] = "the model, down and up; the server needs unlabelled rows"
     stays: ClassVar[str] = "nothing"
@@ -50,17 +50,13 @@ class FedBE(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.samples < 0:
-            raise ValueError(f"method.samples is a number of models, 0 or more, got {self.samples}")
+        at_least("method", self, 0, "samples")
         positive("method", self, "concentration")
         needs_unlabelled(self.unlabelled, self.program, "fedbe")
 
     def init(self, key: Tensor) -> Tree:
         theta = super().init(key)
         return {**theta, KL: next(iter(theta.values())).new_zeros(())}
-
-    def down(self, server: Tree, client: int) -> Tree:
-        return only(server, self.program.theta0)
 
     def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
         assert self.unlabelled is not None

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..data import Data
+from ..limits import at_least, between
 from ..method import Cohort, Reply
+from ..mixing import first_order_weights, picked
 from ..random import fold, generator
 from ..tree import Tree, only, pack, part, put, repeat, unstack
-from .fedavg import FedAvg, Pooling
-from .tuning import Untuned
+from .fedavg import FedAvg
+from .fixed import Alike, Untuned
 
 
 @dataclass(frozen=True)
-class FedFomo(Untuned, FedAvg):
+class FedFomo(Untuned, Alike, FedAvg):
     """First-order model optimisation: personal models, mixed at the client by what they do on its held-out rows.
 
     Client i holds z, where its last round began, and theta_i, where it ended; it receives M others' models. For its own
@@ -46,8 +46,6 @@ class FedFomo(Untuned, FedAvg):
     epsilon: float = 0.3
     decay: float = 0.05
     clients: int = 1  # taken from the run
-    weighting: Literal["uniform"] = field(default="uniform", init=False, repr=False)  # w takes its place
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     guide: ClassVar[str] = "delta"
     travels: ClassVar[str] = "some clients' models down; its own model and the weights it gave them up"
@@ -59,10 +57,13 @@ class FedFomo(Untuned, FedAvg):
             raise ValueError(f"method.models must be at least 1, got {self.models}: alone is training without others")
         if not 0 < self.holdout < 1:
             raise ValueError(f"method.holdout must be between 0 and 1, got {self.holdout}")
-        if not 0 <= self.epsilon <= 1:
-            raise ValueError(f"method.epsilon is a probability, from 0 to 1, got {self.epsilon}")
-        if not 0 <= self.decay < math.inf:
-            raise ValueError(f"method.decay must be 0 or positive, got {self.decay}")
+        between("method", self, 0, 1, "epsilon")
+        at_least("method", self, 0, "decay")
+
+    @property
+    def places(self) -> int:
+        """M, the models that a client is sent."""
+        return min(self.models, max(self.clients - 1, 1))
 
     def init(self, key: Tensor) -> Tree:
         ids = torch.arange(self.clients, device=key.device)
@@ -70,7 +71,7 @@ class FedFomo(Untuned, FedAvg):
             **pack(model=repeat(super().init(key), self.clients)),
             "heard": torch.zeros_like(ids, dtype=torch.bool),
             "affinity": torch.zeros(len(ids), len(ids), dtype=torch.float64, device=key.device),
-            "picks": ids.unsqueeze(1).repeat(1, min(self.models, max(self.clients - 1, 1))),  # (K, M)
+            "picks": ids.unsqueeze(1).repeat(1, self.places),  # (K, M)
         }
 
     def down(self, server: Tree, client: int) -> Tree:
@@ -102,12 +103,7 @@ class FedFomo(Untuned, FedAvg):
         gaps = [(every[k] - z[k]).reshape(len(known), -1).double().square().sum(1) for k in sorted(p.trainable)]
         far = torch.stack(gaps).sum(0).sqrt()  # (1 + M,)
         fits = torch.stack([p.log_likelihood(unstack(every, n), held) for n in range(len(known))])
-        r = torch.where(known & (far > 0), (fits - p.log_likelihood(z, held)) / torch.where(far > 0, far, 1), 0)
-        if self.normalise == "softmax":
-            w = torch.softmax(torch.where(known, r, -torch.inf), 0)
-        else:
-            w = r.clamp_min(0)
-            w = w / torch.where(w.sum() > 0, w.sum(), 1)
+        w = first_order_weights(fits - p.log_likelihood(z, held), far, known, self.normalise)
         w = torch.where(held.n > 0, w, torch.eye(len(w), dtype=w.dtype, device=w.device)[0])
         with_z = {k: torch.cat([z[k].unsqueeze(0), v]) for k, v in every.items()}
         return self.average(with_z, torch.cat([(1 - w.sum()).clamp_min(0).unsqueeze(0), w])), w
@@ -118,21 +114,13 @@ class FedFomo(Untuned, FedAvg):
         heard = server["heard"].index_fill(0, ids, True)
         models = put(part(server, "model"), ids, only(ups, self.program.theta0))
         explore = max(self.epsilon - self.decay * cohort.round, 0.0)
-        picks = self.picks(affinity.cpu().numpy(), heard.cpu().numpy(), explore, fold(cohort.key, "picks"))
-        return {**pack(model=models), "heard": heard, "affinity": affinity, "picks": picks.to(ids.device)}
+        picks = self.picks(affinity, heard, explore, fold(cohort.key, "picks"))
+        return {**pack(model=models), "heard": heard, "affinity": affinity, "picks": picks}
 
-    def picks(self, affinity: np.ndarray, heard: np.ndarray, explore: float, key: Tensor) -> Tensor:
+    def picks(self, affinity: Tensor, heard: Tensor, explore: float, key: Tensor) -> Tensor:
         """Whose models each client gets, (K, M)."""
-        rng, K = generator(key), len(heard)
-        M = min(self.models, max(K - 1, 1))
-        rows = []
-        for i in range(K):
-            others = rng.permutation([j for j in range(K) if heard[j] and j != i]).astype(int)
-            ranked = others[np.argsort(-affinity[i, others], kind="stable")]
-            sure = M - rng.binomial(M, explore)
-            row = [*ranked[:sure], *rng.permutation(ranked[sure:])[: M - sure]]
-            rows.append([*row, *[i] * (M - len(row))])
-        return torch.tensor(rows)
+        rows = picked(affinity.cpu().numpy(), heard.cpu().numpy(), self.places, explore, generator(key))
+        return torch.from_numpy(rows).to(heard.device)
 
     def personal(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Tree:
         return only(own, self.program.theta0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -10,17 +10,17 @@ from torch import Tensor
 
 from ..data import Data
 from ..limits import positive
-from ..meanfield import Posterior, pool
+from ..meanfield import Posterior, pool, tied
 from ..method import Cohort, Reply
 from ..tree import Tree, mean, only, pack, without
-from .fedavg import FedAvg, Pooling
-from .tuning import OwnTuning
+from .fedavg import FedAvg
+from .fixed import ByRows, OwnTuning
 
 EFFECTIVE, VARIANCE = "report/effective_clients", "report/prior_variance"  # 1 / sum_k w_k^2; mean over coordinates
 
 
 @dataclass(frozen=True)
-class FedMAP(OwnTuning, FedAvg):
+class FedMAP(OwnTuning, ByRows, FedAvg):
     """Personal models under a common Gaussian prior that the server re-estimates from them.
 
     Client: theta_k = argmin mean -log p(y | x, theta) - log N(theta; mu, sigma^2) / n_k, from its last theta_k
@@ -46,8 +46,6 @@ class FedMAP(OwnTuning, FedAvg):
     fixed_variance: float | None = None
     floor: float = 1e-2
     literal: bool = False
-    weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # `weights` takes its place
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     travels: ClassVar[str] = "the prior's mean and variance come down, the client's model and its weight go up"
     stays: ClassVar[str] = "the client's model, from which it goes on"
@@ -62,11 +60,8 @@ class FedMAP(OwnTuning, FedAvg):
     def init(self, key: Tensor) -> Tree:
         theta, p = super().init(key), self.program
         first = self.first_variance if self.fixed_variance is None else self.fixed_variance
-        variance = share({s: torch.full_like(theta[p.loc_name(s)], first) for s in p.sites}, self.variance)
+        variance = tied({s: torch.full_like(theta[p.loc_name(s)], first) for s in p.sites}, self.variance)
         return {**theta, **pack(variance=variance), EFFECTIVE: _scalar(theta, 1.0), VARIANCE: _scalar(theta, first)}
-
-    def down(self, server: Tree, client: int) -> Tree:
-        return without(server, [EFFECTIVE, VARIANCE])
 
     def message(self, down: Tree) -> Tree:
         return {**super().message(down), "log_weight": _scalar(down, 0.0)}
@@ -94,7 +89,7 @@ class FedMAP(OwnTuning, FedAvg):
         new = {**server, **mean(without(ups, ["log_weight"]), w), EFFECTIVE: effective}
         if self.fixed_variance is None:
             both = pool(p.posterior(ups), w, "mixture")
-            variance = share({s: scale.square() for s, (_, scale) in both.items()}, self.variance)
+            variance = tied({s: scale.square() for s, (_, scale) in both.items()}, self.variance)
             new |= pack(variance={s: v.clamp_min(self.floor) for s, v in variance.items()})
             every = [scale.square().flatten() for _, scale in self.prior_of(new).values()]
             new[VARIANCE] = torch.cat(every).mean()
@@ -107,16 +102,6 @@ class FedMAP(OwnTuning, FedAvg):
         """N(mu, sigma^2) of every site, as (mu, sigma)."""
         locs = {s: server[self.program.loc_name(s)] for s in self.program.sites}
         return {s: (loc, server[f"variance/{s}"].sqrt().expand(loc.shape)) for s, loc in locs.items()}
-
-
-def share(variance: Tree, how: str) -> Tree:
-    """One variance a coordinate as it is, one a tensor, or one for all ("isotropic"): means over coordinates."""
-    if how == "coordinate":
-        return variance
-    if how == "tensor":
-        return {s: v.mean() for s, v in variance.items()}
-    one = torch.cat([v.reshape(-1) for v in variance.values()]).mean()
-    return {s: one.clone() for s in variance}
 
 
 def _scalar(like: Tree, value: float) -> Tensor:

@@ -12,17 +12,17 @@ from torch import Tensor
 from ..data import Batch, Data
 from ..fit import fit
 from ..limits import positive
-from ..masks import Wire, all_inputs, merged, mirrored, strongest_inputs, switched
+from ..masks import Wire, all_inputs, masked, merged, mirrored, thinned
 from ..method import Cohort, Reply
 from ..optim import Adam, Optimizer
 from ..random import root
 from ..tree import Tree, only, pack, part, repeat
-from .fedavg import FedAvg, Pooling
-from .tuning import Untuned
+from .fedavg import FedAvg
+from .fixed import Alike, Untuned
 
 
 @dataclass(frozen=True)
-class FedMask(Untuned, FedAvg):
+class FedMask(Untuned, Alike, FedAvg):
     """Weights stay as they started, the same W0 for all; each client learns which of them to switch on.
 
     Client: scores s, mask m = 1[sigmoid(s) > tau], network W0 * m, by gradient steps on s, straight through the step
@@ -49,8 +49,6 @@ class FedMask(Untuned, FedAvg):
     optimizer: Optimizer = field(default=Adam(5e-2))
     clients: int = 1  # taken from the run
     seed: int = 0  # of W0, taken from the run
-    weighting: Literal["uniform"] = field(default="uniform", init=False, repr=False)  # the majority takes its place
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     guide: ClassVar[str] = "delta"
     travels: ClassVar[str] = "a mask for this client, one bit a weight, down and up"
@@ -85,9 +83,8 @@ class FedMask(Untuned, FedAvg):
 
     def network(self, W0: Tree, own: Tree) -> Tree:
         """W0 * m, with the client's running statistics."""
-        score, used = part(own, "score"), part(own, "used")
-        m = {k: switched(s, self.threshold, sigmoid=self.through == "sigmoid") for k, s in score.items()}
-        return {**W0, **only(own, self.program.buffers), **{k: W0[k] * v * used[k] for k, v in m.items()}}
+        scores, used, soft = part(own, "score"), part(own, "used"), self.through == "sigmoid"
+        return {**W0, **only(own, self.program.buffers), **masked(W0, scores, used, self.threshold, sigmoid=soft)}
 
     def init(self, key: Tensor) -> Tree:
         K, like = self.clients, {k: v.to(key.device) for k, v in self.shapes.items()}
@@ -119,8 +116,7 @@ class FedMask(Untuned, FedAvg):
 
         o, epochs, size = self.optimizer, self.epochs, self.size
         score, info = fit(loss, begin, data, key, optimizer=o, epochs=epochs, size=size)
-        whole = torch.stack([v.all() for v in used.values()]).all()  # nothing was dropped yet
-        used = {k: torch.where(whole, strongest_inputs(score[k], self.keep), v) for k, v in used.items()}
+        used = thinned(score, used, self.keep)
         own = {**own, **pack(score=score, used=used)}
         own |= only(p.refresh(self.network(W0, own), data), p.buffers)
         m = {k: (s > self.threshold) & used[k] for k, s in score.items()}

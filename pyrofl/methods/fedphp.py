@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -13,12 +13,12 @@ from ..likelihoods import predictive_kl, soften
 from ..limits import positive
 from ..method import Reply
 from ..tree import Tree, only
-from .fedavg import FedAvg, Pooling
-from .tuning import Untuned
+from .fedavg import FedAvg
+from .fixed import Unpooled, Untuned
 
 
 @dataclass(frozen=True)
-class FedPHP(Untuned, FedAvg):
+class FedPHP(Untuned, Unpooled, FedAvg):
     """Each client keeps a moving average of its own past models, learns from it and predicts with it.
 
     Client: y as in FedAvg, from w, by the loss (1 - lam) f_k(y) + lam R(y, P), R the mean over rows of
@@ -39,7 +39,6 @@ class FedPHP(Untuned, FedAvg):
     most: float = 0.9
     rounds: int = 1  # taken from the run
     participation: float = 1.0  # share of the clients in a round, taken from the run
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     stays: ClassVar[str] = "the moving average of the client's past models"
     guides: ClassVar[tuple[str, ...]] = ("delta",)

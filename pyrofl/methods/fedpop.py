@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
-from ..data import Batch, Data
-from ..meanfield import Posterior
+from ..data import Data
+from ..iterates import LastStates
+from ..limits import at_least, between, positive
+from ..meanfield import em_step
 from ..method import Cohort, Reply
 from ..optim import SGD, SGLD, Optimizer
 from ..random import fold, uniform
-from ..tree import Tree, add, mean, only, pack, part, scale, without, zeros
-from .fedavg import FedAvg, Pooling
-from .tuning import Untuned
+from ..tree import Tree, mean, only, pack, part, tmap, without, zeros
+from .fedavg import FedAvg
+from .fixed import ByRows, Untuned
 
 FLOOR = 1e-4  # of the population's variance
 
 
 @dataclass(frozen=True)
-class FedPop(Untuned, FedAvg):
+class FedPop(Untuned, ByRows, FedAvg):
     """Last layers z_k ~ N(mu, diag v) of a population, a common body phi: maximum likelihood of (phi, mu, v).
 
     Client: `epochs` of Langevin steps on z_k, of the rate of `optimizer`, with the stationary law
@@ -42,8 +42,6 @@ class FedPop(Untuned, FedAvg):
     prior_rate: float = 0.5
     first_variance: float = 1.0  # v of the first round, where mu is 0
     server: Optimizer = field(default=SGD(0.1))
-    weighting: Literal["rows"] = field(default="rows", init=False, repr=False)
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     travels: ClassVar[str] = "body and population prior of heads down, the body's change and moments of heads up"
     stays: ClassVar[str] = "the chain's last layer"
@@ -52,30 +50,24 @@ class FedPop(Untuned, FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.samples < 1:
-            raise ValueError(f"method.samples must be at least 1, got {self.samples}")
-        if not 0 <= self.prior_rate <= 1:
-            raise ValueError(f"method.prior_rate must be from 0 to 1, got {self.prior_rate}")
-        if not FLOOR <= self.first_variance < math.inf:
-            raise ValueError(f"method.first_variance must be at least {FLOOR}, got {self.first_variance}")
-
-    # ------------------------------------------------------------------ names
+        at_least("method", self, 1, "samples")
+        between("method", self, 0, 1, "prior_rate")
+        at_least("method", self, FLOOR, "first_variance")
+        positive("method", self, "first_variance")
 
     @property
-    def sites(self) -> tuple[str, ...]:
-        """The latent sites of the last layer."""
+    def last_layer(self) -> dict[str, str]:
+        """The sites of z_k, and their names in the tree."""
         p, names = self.program, self.program.names("head")
-        return tuple(s for s in p.sites if p.loc_name(s) in names)
+        return {s: p.loc_name(s) for s in p.sites if p.loc_name(s) in names}
 
     @property
     def mine(self) -> frozenset[str]:
         """Names in the tree of z_k."""
-        return frozenset(self.program.loc_name(s) for s in self.sites)
+        return frozenset(self.last_layer.values())
 
     def common(self, server: Tree) -> Tree | None:
         return None
-
-    # ------------------------------------------------------------------ hooks
 
     def init(self, key: Tensor) -> Tree:
         theta = super().init(key)
@@ -95,42 +87,25 @@ class FedPop(Untuned, FedAvg):
         return pack(chain={k: m.expand(self.samples, *m.shape).clone() for k, m in part(down, "mu").items()})
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
-        p, S, steps = self.program, self.samples, data.steps(self.epochs, self.size)
-        mu, v, chain = part(down, "mu"), part(down, "v"), part(own, "chain")
-        prior = p.as_prior(self.population(mu, v))
+        p, mu, v, chain = self.program, part(down, "mu"), part(down, "v"), part(own, "chain")
+        prior = p.as_prior({s: (mu[name], v[name].sqrt()) for s, name in self.last_layer.items()})
         f = lambda theta, batch, k: p.parts(theta, batch, k, prior)
-        shared = only(down, p.trainable)
-
-        def keep(t: int, theta: Tree, batch: Batch, k: Tensor) -> Tree:
-            here = torch.arange(S, device=steps.device) == t - (steps - S)  # (S,) where this state is kept
-            g = grad(lambda phi: f({**theta, **phi}, batch, fold(k, "body"))[0])(only(theta, shared))
-            share = here.any().double() / torch.minimum(steps, steps.new_tensor(S)).clamp_min(1)
-            at = lambda z, new: torch.where(here.reshape(-1, *[1] * new.dim()), new, z)
-            drawn = {name: at(theta[f"chain/{name}"], theta[name]) for name in chain}
-            total = {name: theta[f"gradient/{name}"] + share.to(d.dtype) * d for name, d in g.items()}
-            return pack(chain=drawn, gradient=total)
-
+        states = LastStates(f, chain, only(down, p.trainable), data.steps(self.epochs, self.size))
         begin = {**down, **{k: chain[k][-1] for k in mu}}  # in the order of the server, which files do not keep
         noisy = SGLD(self.optimizer.lr, temperature=1 / data.n.clamp_min(1).double(), key=fold(key, "langevin"))
-        kept = pack(chain=chain, gradient=zeros(shared))
-        theta, info = self.fit(f, begin, data, key, optimizer=noisy, names=self.mine, after=keep, kept=kept)
+        how: dict[str, Any] = {"optimizer": noisy, "names": self.mine, "after": states.after, "kept": states.kept}
+        theta, info = self.fit(f, begin, data, key, **how)
         gap = {k: z - mu[k] for k, z in part(theta, "chain").items()}  # (S, ...)
         first, second = ({k: d.pow(e).mean(0) for k, d in gap.items()} for e in (1, 2))
         points = only(p.refresh(only(theta, p.theta0), data), p.buffers)
         sent = {**points, **pack(gradient=part(theta, "gradient"), first=first, second=second)}
         return Reply(sent, pack(chain=part(theta, "chain")), info)
 
-    def population(self, mu: Tree, v: Tree) -> Posterior:
-        """N(mu, v) of every site of the last layer, as (mu, sqrt v)."""
-        names = {s: self.program.loc_name(s) for s in self.sites}
-        return {s: (mu[name], v[name].sqrt()) for s, name in names.items()}
-
     def aggregate(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
-        phi, rate = only(server, self.program.trainable), self.prior_rate
+        phi = only(server, self.program.trainable)
         theta, state = self.server.update(mean(part(ups, "gradient"), cohort.n), part(server, "state"), phi)
-        first, second = ({k: rate * m.mean(0) for k, m in part(ups, name).items()} for name in ("first", "second"))
-        mu, v = add(part(server, "mu"), first), add(scale(part(server, "v"), 1 - rate), second)
-        v = {k: (t - first[k].square()).clamp_min(FLOOR) for k, t in v.items()}
+        first, second = (tmap(lambda m: m.mean(0), part(ups, name)) for name in ("first", "second"))
+        mu, v = em_step(part(server, "mu"), part(server, "v"), first, second, rate=self.prior_rate, floor=FLOOR)
         points = mean(only(ups, self.program.buffers), cohort.n)
         return {**server, **points, **theta, **pack(mu=mu, v=v, state=state)}
 

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..curvature import head_scores
 from ..data import Data
 from ..empirical_bayes.line import npmle_lines
 from ..empirical_bayes.npmle import npmle
 from ..limits import positive
 from ..method import Cohort
-from ..tree import Ravel, Tree, only
+from ..tree import Ravel, Tree, only, pack, part, put
 from .fedavg import FedAvg
 
 HEADS = "heads/"
@@ -65,27 +66,9 @@ class HeadPrior(FedAvg):
         return Ravel(only(self.program.theta0, self.mine))
 
     def variance(self, theta: Tree, data: Data) -> Tensor:
-        """1 / (n (F + damping)) of every weight of the head, (d,).
-
-        F = mean_i (p_ic - y_ic)^2 h_ij^2: the score of a softmax or logistic head is the residual times its input h
-        (1 for the bias), row by row.
-        """
-        r, program = self.ravel, self.program
-        weight, bias = (next((k for k in r.names if program.path(k).endswith(e)), "") for e in (".weight", ".bias"))
-        total = {k: torch.zeros_like(theta[k]) for k in r.names}
-        for batch in data.chunks(256):
-            h = program.features(theta, batch.x)  # (B, H)
-            out = nn.functional.linear(h, theta[weight], theta.get(bias))  # (B, C)
-            if program.kind == "categorical":
-                residual = torch.softmax(out, 1) - nn.functional.one_hot(batch.y, out.shape[1])
-            else:
-                residual = torch.sigmoid(out) - batch.y.unsqueeze(1)
-            squares = torch.where(batch.live.unsqueeze(1), residual, 0).square()  # (B, C)
-            total[weight] = total[weight] + squares.T @ h.square()
-            if bias:
-                total[bias] = total[bias] + squares.sum(0)
-        n = data.n.clamp_min(1)
-        return 1 / (r.flat(total) + n * self.damping)
+        """1 / (n (F + damping)) of every weight of the head, (d,)."""
+        squares = self.ravel.flat(head_scores(self.program, theta, data, self.ravel.names))
+        return 1 / (squares + data.n.clamp_min(1) * self.damping)
 
     # ------------------------------------------------------------------ state and messages
 
@@ -106,7 +89,7 @@ class HeadPrior(FedAvg):
         z = torch.stack([self.ravel.flat({k: ups[k][i] for k in self.mine}) for i in range(len(cohort.ids))])
         yes = torch.ones_like(cohort.ids, dtype=torch.bool)
         said = {"estimate": z, "variance": ups["variance"], "heard": yes, "waits": ~yes}
-        return {**server, **{HEADS + k: server[HEADS + k].index_copy(0, cohort.ids, v) for k, v in said.items()}}
+        return {**server, **pack(heads=put(only(part(server, "heads"), said), cohort.ids, said))}
 
     def shrunk(self, server: Tree) -> Tree:
         """The empirical-Bayes step: every client's posterior mean, the prior's mean for those not heard yet."""

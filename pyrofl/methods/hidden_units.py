@@ -26,7 +26,7 @@ class HiddenUnits:
                 f"it has {len(like)} tensors, not a weight and a bias in .body and in .head; use for example "
                 "models.mlp:MLP with layers = 1"
             )
-        if bool(program.features({k: torch.zeros_like(v) for k, v in like.items()}, program.example).any()):
+        if not self.zero_is_idle(program):
             raise ValueError("pfnm needs a hidden unit without weights to give 0: use for example ReLU or Tanh")
         self.names = tuple(found[w] for w in wanted)
         self.capacity, self.inputs = like[self.names[0]].shape

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from ..candidates import Candidates, Fit
 from ..data import Data
-from ..fit import NonFinite, over
-from ..limits import EPOCHS, positive
+from ..limits import EPOCHS, at_least, positive
 from ..method import Reply
-from ..optim import Adam, Optimizer, with_rate
+from ..optim import Adam, Optimizer
 from ..random import fold, is_mapped
-from ..tree import Tree, only, stack, where
-from .fedavg import BayFL
-from .tuning import OwnTuning
+from ..tree import Tree, only
+from .bayfl import BayFL
+from .fixed import OwnTuning
 
 
 @dataclass(frozen=True)
@@ -57,24 +57,27 @@ class MetaBayFL(OwnTuning, BayFL):
         if not 0 < self.holdout < 1:
             raise ValueError(f"method.holdout must be between 0 and 1, got {self.holdout}")
         positive("method", self, "trial_epochs", most=EPOCHS)
-        if self.score_draws < 1:
-            raise ValueError(f"method.score_draws must be at least 1, got {self.score_draws}")
+        at_least("method", self, 1, "score_draws")
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
         train, held = data.split(self.holdout)
         rows = data if self.train_on == "all" else train
         w = only(down, self.program.theta0)
-        info: Tree = {}
+        info, candidates = Tree(), Candidates(self.optimizers)
+
+        def trained(theta: Tree, data: Data, key: Tensor, epochs: float) -> Fit:
+            return lambda o: self.fit(self.program.parts, theta, data, key, optimizer=o, epochs=epochs)
+
         stages = [self.epochs] if self.every == "round" else self._stages()
         for t, epochs in enumerate(stages):
             k = fold(key, t) if t else key
-            trials = self._trials(w, train, fold(k, "try"))  # leaves (candidates, ...)
+            trials = candidates.trials(trained(w, train, fold(k, "try"), self.trial_epochs), w, k)
             f = self._scores(trials, held, data.n, fold(k, "score"))  # (candidates,)
             f = torch.where(torch.isnan(f), torch.inf, f)
             best = f.argmin()
             if not self.restart:
                 w = {name: v.index_select(0, best.reshape(1)).squeeze(0) for name, v in trials.items()}
-            w, info = self._train(w, rows, k, best, epochs)
+            w, info = candidates.run(trained(w, rows, k, epochs), best)
         info |= {f"trial{i}": f[i] for i in range(len(self.optimizers))}
         return Reply(self.program.refresh(w, data), own, {**info, "choice": best})
 
@@ -85,32 +88,6 @@ class MetaBayFL(OwnTuning, BayFL):
         """One stage an epoch, the last one shorter where `epochs` is not whole."""
         whole = int(self.epochs)
         return [1.0] * whole + ([self.epochs - whole] if self.epochs > whole else [])
-
-    def _families(self) -> dict[Optimizer, list[int]]:
-        """Candidates that differ only in their rate, by position."""
-        families: dict[Optimizer, list[int]] = {}
-        for i, o in enumerate(self.optimizers):
-            families.setdefault(with_rate(o, 1.0), []).append(i)
-        return families
-
-    def _trials(self, w: Tree, train: Data, key: Tensor) -> Tree:
-        """The temporary models, stacked in the order of the candidates; all see the same batches and noise.
-
-        A candidate that diverges leaves a model of NaN, whose score is infinite.
-        """
-        rows: dict[int, Tree] = {}
-        for kind, members in self._families().items():
-
-            def trial(lr: Tensor, kind: Optimizer = kind) -> Tree:
-                o, epochs = with_rate(kind, lr), self.trial_epochs
-                try:
-                    return self.fit(self.program.parts, w, train, key, optimizer=o, epochs=epochs)[0]
-                except NonFinite:
-                    return {k: torch.full_like(v, torch.nan) for k, v in w.items()}
-
-            out = over(trial, [float(self.optimizers[i].lr) for i in members], key)
-            rows |= {i: {k: v[j] for k, v in out.items()} for j, i in enumerate(members)}
-        return stack([rows[i] for i in range(len(rows))])
 
     def _scores(self, trials: Tree, held: Data, n: Tensor, key: Tensor) -> Tensor:
         batch = held.take(torch.arange(len(held.x), device=key.device), torch.ones_like(held.y, dtype=torch.bool))
@@ -124,16 +101,3 @@ class MetaBayFL(OwnTuning, BayFL):
             return vmap(score)(trials)
         with torch.no_grad():
             return torch.stack([score({k: v[i] for k, v in trials.items()}) for i in range(len(self.optimizers))])
-
-    def _train(self, w: Tree, rows: Data, key: Tensor, best: Tensor, epochs: float) -> tuple[Tree, Tree]:
-        """The local epochs with the chosen optimizer; where families differ under `vmap`, each runs and one is kept."""
-        rates = torch.tensor([float(o.lr) for o in self.optimizers], dtype=torch.float64, device=key.device)
-        out: tuple[Tree, Tree] | None = None
-        for kind, members in self._families().items():
-            chosen = (best == torch.tensor(members, device=key.device)).any()
-            if not is_mapped(best) and not chosen:
-                continue
-            new = self.fit(self.program.parts, w, rows, key, optimizer=with_rate(kind, rates[best]), epochs=epochs)
-            out = new if out is None else (where(chosen, new[0], out[0]), where(chosen, new[1], out[1]))
-        assert out is not None
-        return out[0], {**out[1], "rate": rates[best]}

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..empirical_bayes.mixture import Mixture
 from ..empirical_bayes.npmle import npmle
-from ..estimate import Estimator
+from ..estimate import Estimator, log_normal
 from ..limits import positive
-from .site_prior import SitePrior, log_normal
+from .site_prior import SitePrior
 
 
 @dataclass(frozen=True)

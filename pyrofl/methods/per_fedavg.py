@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ..data import Batch, Data
 from ..fit import descend, slope, with_gradient
-from ..limits import positive
+from ..limits import at_least, positive
 from ..method import Reply
 from ..random import fold
 from ..tree import Tree, add, only, scale, sqnorm, sub, tmap, where
 from .fedavg import FedAvg
-from .tuning import Untuned
+from .fixed import Untuned
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,7 @@ class PerFedAvg(Untuned, FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive("method", self, "alpha", "delta")
-        if self.adapt < 1:
-            raise ValueError(f"method.adapt must be at least 1 step, got {self.adapt}")
+        at_least("method", self, 1, "adapt", unit="step")
 
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
         def meta(theta: Tree, batch: Batch, k: Tensor) -> tuple[Tensor, Tree]:

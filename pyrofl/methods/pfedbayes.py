@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.func import grad
 
 from ..data import Batch, Data
+from ..limits import at_least
 from ..meanfield import divergence
 from ..method import Cohort, Reply
 from ..optim import Adam, Optimizer
 from ..tree import Tree, only, pack, part, where, without
 from .fedavg import FedAvg
-from .tuning import OwnTuning
+from .fixed import OwnTuning
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,7 @@ class PFedBayes(OwnTuning, FedAvg):
         super().__post_init__()
         if not 0 <= self.zeta < math.inf:
             raise ValueError(f"method.zeta must be 0 or positive, got {self.zeta}")
-        if self.inner < 1:
-            raise ValueError(f"method.inner must be at least 1 step, got {self.inner}")
+        at_least("method", self, 1, "inner", unit="step")
         if not 0 < self.server_rate <= 1:
             raise ValueError(f"method.server_rate must be above 0 and at most 1, got {self.server_rate}")
 

@@ -11,7 +11,7 @@ from ..data import Data
 from ..method import Reply
 from ..tree import Tree, only
 from .fedavg import FedAvg
-from .tuning import OwnTuning
+from .fixed import OwnTuning
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ..data import Batch, Data
 from ..fit import descend, fit, with_gradient
-from ..limits import positive
+from ..limits import at_least, positive
 from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer
 from ..tree import Tree, only, pack, part, scale, sub
 from .fedavg import FedAvg
-from .tuning import Untuned
+from .fixed import Untuned
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,7 @@ class PFedMe(Untuned, FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive("method", self, "lam", "inner_lr", "beta")
-        if self.inner_steps < 1:
-            raise ValueError(f"method.inner_steps must be at least 1, got {self.inner_steps}")
+        at_least("method", self, 1, "inner_steps")
         if self.optimizer != SGD(self.eta):
             raise ValueError("method.optimizer must be plain SGD, such as 'sgd:0.01': its rate is eta of the paper")
         if self.eta * self.lam > 1 or self.inner_lr * self.lam >= 2:

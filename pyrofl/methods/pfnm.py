@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..data import Data
-from ..limits import positive
+from ..limits import at_least, positive
 from ..matching import match
 from ..method import Cohort, Reply
 from ..random import fold, generator, root
 from ..tree import Tree, mean, only, unstack, without
-from .fedavg import FedAvg, Pooling
+from .fedavg import FedAvg
+from .fixed import Unpooled, Untuned
 from .hidden_units import HiddenUnits
-from .tuning import Untuned
 
 UNITS = "report/units"  # of the matched network that are in use
 
 
 @dataclass(frozen=True)
-class PFNM(Untuned, FedAvg):
+class PFNM(Untuned, Unpooled, FedAvg):
     """Hidden units of the clients' networks are noisy copies of a common set, to which they are matched.
 
     Client: its own network of `units` hidden units, from a start of its own; in a further round it trains on. Server:
@@ -46,7 +46,6 @@ class PFNM(Untuned, FedAvg):
     gamma: float = 1.0
     sweeps: int = 10
     seed: int = 0  # of the clients' initial networks, taken from the run
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     travels: ClassVar[str] = "the client's network goes up, the matched one comes down"
     stays: ClassVar[str] = "the client's network, from which it goes on"
@@ -60,11 +59,8 @@ class PFNM(Untuned, FedAvg):
                 f"pfnm matches networks of classifiers, and this model's likelihood is {self.program.kind}"
             )
         positive("method", self, "noise", "spread", "gamma")
-        if self.sweeps < 1:
-            raise ValueError(f"method.sweeps must be at least 1, got {self.sweeps}")
+        at_least("method", self, 1, "sweeps")
         room = self.hidden.capacity
-        if not self.hidden.zero_is_idle(self.program):
-            raise ValueError("pfnm needs a hidden unit without weights to give 0: use for example ReLU or Tanh")
         if not 1 <= self.width <= room:
             raise ValueError(f"method.units must be from 1 to the network's {room} units, got {self.units}")
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..data import Data
-from ..meanfield import Posterior, moments, natural, shortened
+from ..limits import at_least
+from ..meanfield import Posterior, moments, natural, shortened, spare
 from ..method import Cohort, Reply
 from ..random import root
 from ..tree import Tree, add, mean, only, pack, part, scale, sub, where, without, zeros
-from .fedavg import FedAvg, Pooling
-from .tuning import OwnTuning
+from .fedavg import FedAvg
+from .fixed import ByRows, OwnTuning
 
 FLOOR = 1e-3  # of the prior's precision: what a cavity, and the posterior, have at least
 
 
 @dataclass(frozen=True)
-class PVI(OwnTuning, FedAvg):
+class PVI(OwnTuning, ByRows, FedAvg):
     """q(w) = p(w) prod_k t_k(w): every client refines its own factor t_k of one posterior.
 
     Client: cavity = q / t_k; q_k = argmax E[log p(rows | w)] - KL(q_k || cavity) by `epochs` of stochastic gradients
@@ -44,8 +45,6 @@ class PVI(OwnTuning, FedAvg):
     together: int | None = None
     clients: int = 1  # taken from the run
     seed: int = 0  # of the first q_k, alike for all clients; taken from the run
-    weighting: Literal["rows"] = field(default="rows", init=False, repr=False)
-    pooling: Pooling = field(default="scale", init=False, repr=False)  # factors multiply
 
     guide: ClassVar[str] = "normal"
     prior: ClassVar[str] = "gaussian"
@@ -60,8 +59,7 @@ class PVI(OwnTuning, FedAvg):
             raise ValueError("prior, factors and posterior are Normals: use guide = 'normal' and prior = 'gaussian'")
         if self.damping is not None and not 0 < self.damping <= 1:
             raise ValueError(f"method.damping must be above 0 and at most 1, got {self.damping}")
-        if self.together is not None and self.together < 1:
-            raise ValueError(f"method.together must be at least 1 client, got {self.together}")
+        at_least("method", self, 1, "together", unit="client")
 
     @property
     def at_once(self) -> int:
@@ -94,12 +92,12 @@ class PVI(OwnTuning, FedAvg):
     def local(self, down: Tree, own: Tree, data: Data, key: Tensor) -> Reply:
         p, q, t = self.program, natural(self.program.posterior(down)), self.factor(down, own, data)
         mine, dtype = p.posterior_names, down[p.loc_name(p.sites[0])].dtype
-        room = {k: (q[k] - FLOOR * v).clamp_min(0) for k, v in natural(self.start).items() if k.endswith("/J")}
-        divisor = shortened(scale(t, -1.0), scale(room, -1.0))
+        lowest = spare(q, natural(self.start), FLOOR)
+        divisor = shortened(scale(t, -1.0), lowest)
         theta, info = self.refine({**down, **only(own, mine)}, moments(add(q, divisor), dtype), data, key)
         wanted = scale(sub(natural(p.posterior(theta)), q), self.damping or 1 / self.at_once)
-        step = shortened(wanted, scale(room, -1 / self.at_once))
-        cut = [(a[k] != b[k]).flatten() for a, b in ((divisor, scale(t, -1.0)), (step, wanted)) for k in room]
+        step = shortened(wanted, scale(lowest, 1 / self.at_once))
+        cut = [(a[k] != b[k]).flatten() for a, b in ((divisor, scale(t, -1.0)), (step, wanted)) for k in lowest]
         info = {**info, "shortened": torch.cat(cut).float().mean()}
         kept = {**only(theta, mine), **only(pack(factor=add(t, step)), own)}
         return Reply({**without(theta, mine), **pack(factor=step)}, kept, info)

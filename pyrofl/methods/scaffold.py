@@ -15,13 +15,14 @@ from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer
 from ..random import fold
 from ..tree import Tree, add, mean, only, pack, part, scale, sub, where, zeros
-from .fedavg import FedAvg, Pooling
+from .fedavg import FedAvg
+from .fixed import Alike
 
 _CHUNK = 1000  # rows whose gradient is taken at once
 
 
 @dataclass(frozen=True)
-class SCAFFOLD(FedAvg):
+class SCAFFOLD(Alike, FedAvg):
     """Control variates cancel the drift of clients towards their own minima.
 
     Client, S local steps: y <- y - a (g(y) - c_k + c). Then its control variate: the mean gradient that it met,
@@ -37,8 +38,6 @@ class SCAFFOLD(FedAvg):
     server_rate: float = 1.0
     clients: int = 1  # K, taken from the run
     optimizer: Optimizer = field(default=SGD(0.1))
-    weighting: Literal["uniform"] = field(default="uniform", init=False, repr=False)
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     travels: ClassVar[str] = "model and control variate down; model and the control variate's change up"
     stays: ClassVar[str] = "the client's control variate"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,19 +11,21 @@ from torch import Tensor
 
 from ..data import Data
 from ..empirical_bayes.mixture import Mixture
+from ..empirical_bayes.slots import component, filled, to_numpy
 from ..estimate import Estimator
+from ..limits import at_least, positive
 from ..method import Cohort, Reply
 from ..optim import SGD, Optimizer
 from ..random import fold, uniform
-from ..tree import Ravel, Tree, only, part
-from .fedavg import FedAvg, Pooling
-from .tuning import Untuned
+from ..tree import Ravel, Tree, only, pack, part, put, without
+from .fedavg import FedAvg
+from .fixed import ByRows, Untuned
 
 _MOST = 1000  # coordinates: a covariance of 8 MB
 
 
 @dataclass(frozen=True)
-class SitePrior(Untuned, FedAvg):
+class SitePrior(Untuned, ByRows, FedAvg):
     """theta_k ~ G at every client; the server estimates G from z_k and V_k, and each client computes its posterior.
 
     Client: z_k = argmax log p(rows | theta) - ridge |theta|^2 / 2 by Newton's method on all rows, and
@@ -39,8 +40,6 @@ class SitePrior(Untuned, FedAvg):
     optimizer: Optimizer = field(default=SGD(0.1), init=False, repr=False)  # there are no gradient steps
     epochs: float = field(default=1.0, init=False, repr=False)
     size: int = field(default=1, init=False, repr=False)
-    weighting: Literal["rows"] = field(default="rows", init=False, repr=False)
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     travels: ClassVar[str] = "an estimate and its covariance go up, the prior over the parameters comes down"
     guides: ClassVar[tuple[str, ...]] = ("delta",)
@@ -51,12 +50,8 @@ class SitePrior(Untuned, FedAvg):
         super().__post_init__()
         if not self.program.flat:
             raise ValueError("the prior is what is estimated here: use guide = 'delta' and prior = 'flat'")
-        if not 0 < self.ridge < math.inf:
-            raise ValueError(
-                f"method.ridge must be positive, got {self.ridge}: without it separable rows have no finite estimate"
-            )
-        if self.newton < 1:
-            raise ValueError(f"method.newton must be at least 1 step, got {self.newton}")
+        positive("method", self, "ridge")  # without it separable rows have no finite estimate
+        at_least("method", self, 1, "newton", unit="step")
         if self.dimension > _MOST:
             raise ValueError(
                 f"the model has {self.dimension} parameters, and this method sends covariance matrices of them: it is "
@@ -87,19 +82,14 @@ class SitePrior(Untuned, FedAvg):
     def init(self, key: Tensor) -> Tree:
         theta = self.program.init(key)
         first, K, M, d = self.ravel.flat(theta), self.clients, self.slots, self.dimension
-        return {
-            **theta,
-            "prior/atoms": first.expand(M, d).clone(),
-            "prior/weights": torch.eye(M, dtype=first.dtype, device=first.device)[0],
-            "heard/estimate": first.new_zeros(K, d),
-            "heard/covariance": first.new_zeros(K, d, d),
-            "heard/yes": torch.zeros(K, dtype=torch.bool, device=first.device),
-            "report/log_likelihood": first.new_zeros(()),
-            "report/atoms": first.new_ones(()),
-        }
+        prior = {"atoms": first.expand(M, d).clone(), "weights": torch.eye(M).to(first)[0]}
+        nothing = {"estimate": first.new_zeros(K, d), "covariance": first.new_zeros(K, d, d)}
+        heard = {**nothing, "yes": torch.zeros(K, dtype=torch.bool, device=first.device)}
+        report = {"log_likelihood": first.new_zeros(()), "atoms": first.new_ones(())}
+        return {**theta, **pack(prior=prior, heard=heard, report=report)}
 
     def down(self, server: Tree, client: int) -> Tree:
-        return {k: v for k, v in server.items() if not k.startswith(("heard/", "report/"))}
+        return without(super().down(server, client), pack(heard=part(server, "heard")))
 
     def message(self, down: Tree) -> Tree:
         some, d = down["prior/atoms"], self.dimension
@@ -124,27 +114,20 @@ class SitePrior(Untuned, FedAvg):
 
     def hear(self, server: Tree, ups: Tree, cohort: Cohort) -> Tree:
         """The server with the cohort's estimates written down."""
-        out = dict(server)
-        for name, value in (*ups.items(), ("yes", torch.ones_like(cohort.ids, dtype=torch.bool))):
-            if f"heard/{name}" in server:
-                out[f"heard/{name}"] = server[f"heard/{name}"].index_copy(0, cohort.ids, value)
-        return out
+        heard, yes = part(server, "heard"), torch.ones_like(cohort.ids, dtype=torch.bool)
+        return {**server, **pack(heard=put(heard, cohort.ids, {**only(ups, heard), "yes": yes}))}
 
     def estimate(self, z: Any, V: Any, key: Tensor) -> Mixture:
         """The prior of estimates (K, d) with covariances (K, d, d)."""
         raise NotImplementedError(f"{type(self).__name__} must define estimate(z, V, key) -> Mixture")
 
     def as_tree(self, server: Tree, prior: Mixture) -> Tree:
-        """The prior, its empty slots filled with the first atom at weight 0; and its mean as a model."""
-        like, m = server["prior/atoms"], len(prior.weights)
-        filled = np.concatenate([np.arange(m), np.zeros(len(like) - m, dtype=int)])
-        weights = np.where(np.arange(len(like)) < m, prior.weights[filled], 0.0)
-        made = {"prior/atoms": prior.atoms[filled], "prior/weights": weights}
-        if prior.spread is not None:
-            made["prior/spreads"] = prior.spread[filled]
-        scalars = {"report/log_likelihood": prior.log_likelihood, "report/atoms": float((weights > 0).sum())}
-        out = {k: torch.as_tensor(v, dtype=like.dtype, device=like.device) for k, v in {**made, **scalars}.items()}
-        return {**out, **self.ravel.tree(out["prior/weights"] @ out["prior/atoms"])}
+        """The prior, and its mean as a model."""
+        like = server["prior/atoms"]
+        made = filled(prior, len(like), like)
+        atoms = float((made["weights"] > 0).sum())
+        report = {"log_likelihood": like.new_tensor(prior.log_likelihood), "atoms": like.new_tensor(atoms)}
+        return {**pack(prior=made, report=report), **self.ravel.tree(made["weights"] @ made["atoms"])}
 
     def common(self, server: Tree) -> Tree | None:
         return only(server, self.program.theta0)
@@ -163,10 +146,8 @@ class SitePrior(Untuned, FedAvg):
     def predict(self, theta: Tree, x: Tensor, key: Tensor) -> Tensor:
         if "posterior/weights" not in theta:
             return self.program.predict(theta, x, None)
-        weights = theta["posterior/weights"]
-        u = uniform(fold(key, "atom"), (), torch.float64)
-        j = (weights.double().cumsum(0) < u * weights.double().sum()).sum().clamp_max(len(weights) - 1)
-        vector = self.draw(part(theta, "posterior"), j.reshape(1), fold(key, "within"))
+        j = component(theta["posterior/weights"], uniform(fold(key, "atom"), (), torch.float64))
+        vector = self.draw(part(theta, "posterior"), j, fold(key, "within"))
         return self.program.predict({**theta, **self.ravel.tree(vector)}, x, None)
 
     def draw(self, posterior: Tree, j: Tensor, key: Tensor) -> Tensor:
@@ -176,13 +157,3 @@ class SitePrior(Untuned, FedAvg):
     @property
     def stochastic(self) -> bool:
         return True
-
-
-def log_normal(gap: Tensor, precision: Tensor) -> Tensor:
-    """log N(gap; 0, P^-1) of gaps (M, d) and precisions (M, d, d), (M,) in nats."""
-    square = torch.einsum("ma,mab,mb->m", gap, precision, gap)
-    return 0.5 * (torch.linalg.slogdet(precision)[1] - square - gap.shape[-1] * math.log(2 * math.pi))
-
-
-def to_numpy(v: Tensor) -> Any:
-    return v.detach().cpu().double().numpy()

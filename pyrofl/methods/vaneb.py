@@ -15,11 +15,11 @@ from ..data import Data
 from ..empirical_bayes.exchange import exchange
 from ..empirical_bayes.exchange import log_normal as log_normals
 from ..empirical_bayes.mixture import Mixture
-from ..estimate import Estimator
+from ..empirical_bayes.slots import to_numpy
+from ..estimate import Estimator, log_normal
 from ..method import Cohort, Reply
 from ..tree import Tree
 from .npeb import NPEB
-from .site_prior import log_normal, to_numpy
 
 _LENGTHS = (1.0, 4.0, 0.25, 16.0)  # of an atom's move: as many as there is room for are tried
 _CHUNK = 64  # points whose Jacobians are held at once

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from ..data import Data
 from ..method import Cohort, Reply
 from ..tree import Tree, only, where
-from .fedavg import Pooling
+from .fixed import ByRows, Untuned
 from .head_prior import HeadPrior
-from .tuning import Untuned
 
 
 @dataclass(frozen=True)
-class VANEBFT(Untuned, HeadPrior):
+class VANEBFT(Untuned, ByRows, HeadPrior):
     """Heads tuned to their clients from one global model, then shrunk by one empirical-Bayes step; the body is frozen.
 
     The second of two runs: `start` names that of FedAvg, and one round is enough (without `start` the body is as it was
@@ -25,9 +24,6 @@ class VANEBFT(Untuned, HeadPrior):
 
     Reference: Chang, Auddy, Paul, "Variance-Aware Nonparametric Empirical Bayes", VANEB-FT.
     """
-
-    weighting: Literal["rows"] = field(default="rows", init=False, repr=False)  # nothing is averaged
-    pooling: Pooling = field(default="scale", init=False, repr=False)
 
     travels: ClassVar[str] = "model down, once; a tuned head and its variances up, a shrunken head down"
     stays: ClassVar[str] = "nothing"

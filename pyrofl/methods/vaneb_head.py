@@ -8,10 +8,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..data import Data
+from ..limits import at_least
 from ..method import Cohort, Reply
 from ..tree import Tree, only, where, without
+from .fixed import OwnTuning
 from .head_prior import HeadPrior
-from .tuning import OwnTuning
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,7 @@ class VANEBHead(OwnTuning, HeadPrior):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.every < 1:
-            raise ValueError(f"method.every must be at least 1 round, got {self.every}")
+        at_least("method", self, 1, "every", unit="round")
 
     def init(self, key: Tensor) -> Tree:
         theta = super().init(key)

@@ -49,6 +49,7 @@ SCORES: dict[str, Meaning] = {
     "temperature": Meaning("temperature", "1: as trained", None, 0),
     "loss": Meaning("training loss", "nats per row", "lower"),
     "kl": Meaning("KL of the guide from the prior", "nats per row", "lower"),
+    "neg_log_prior": Meaning("negative log prior density of the point", "nats per row", "lower"),
 }
 """Every named score. The worst coverage is the lowest: intervals that miss are worse than wide ones."""
 

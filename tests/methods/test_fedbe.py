@@ -99,6 +99,16 @@ def test_running_variances_are_averaged_and_never_drawn(sampler: Any) -> None:
     assert all(float(v.min()) >= 0 for k, v in new.items() if k.endswith("running_var"))
 
 
+def test_only_those_who_took_part_have_a_weight(program: Program) -> None:
+    """Two of five clients: the samples are mixtures of these two, by their own rows."""
+    ups = {k: v[:2] for k, v in ups_of(program).items()}
+    cohort = Cohort(torch.tensor([1, 4]), torch.tensor([30, 10]), root(5), 1)
+    method = made(program, samples=0, clients_teach=False)
+    new = method.aggregate(method.init(root(1)), ups, cohort)
+    for k in program.trainable:
+        torch.testing.assert_close(new[k], 0.75 * ups[k][0] + 0.25 * ups[k][1])
+
+
 def test_one_client_has_no_spread(program: Program) -> None:
     ups = stack([program.init(root(1))])
     cohort = Cohort(torch.tensor([0]), torch.tensor([9]), root(5), 1)
@@ -111,7 +121,7 @@ def test_one_client_has_no_spread(program: Program) -> None:
     ("arguments", "message"),
     [
         ({"unlabelled": None}, r"fedbe distils on unlabelled rows"),
-        ({"samples": -1}, r"method\.samples is a number of models"),
+        ({"samples": -1}, r"method\.samples must be at least 0"),
         ({"concentration": 0.0}, r"method\.concentration must be positive"),
     ],
 )

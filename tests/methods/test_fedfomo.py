@@ -176,9 +176,9 @@ def test_before_others_were_heard_of_places_hold_the_clients_own_model() -> None
 @pytest.mark.parametrize(("explore", "low", "high"), [(0.0, 1.0, 1.0), (1.0, 0.1, 0.3), (0.5, 0.5, 0.7)])
 def test_a_place_goes_to_any_other_client_with_probability_epsilon(explore: float, low: float, high: float) -> None:
     method = FedFomo(build.program(guide="delta"), models=1, clients=6)
-    affinity = np.zeros((6, 6))
+    affinity, heard = torch.zeros(6, 6, dtype=torch.float64), torch.ones(6, dtype=torch.bool)
     affinity[0, 3] = affinity[0, 0] = 1.0
-    rows = [method.picks(affinity, np.full(6, True), explore, root(s))[0].tolist() for s in range(400)]
+    rows = [method.picks(affinity, heard, explore, root(s))[0].tolist() for s in range(400)]
     counts = Counter(j for row in rows for j in row)
     assert counts[0] == 0, "nobody is sent its own model while there are others"
     assert low <= counts[3] / 400 <= high
@@ -188,7 +188,8 @@ def test_a_place_goes_to_any_other_client_with_probability_epsilon(explore: floa
 
 def test_ties_are_broken_at_random_and_no_client_is_sent_twice() -> None:
     method = FedFomo(build.program(guide="delta"), models=3, clients=6)
-    rows = [method.picks(np.zeros((6, 6)), np.full(6, True), 0.3, root(s)) for s in range(100)]
+    affinity, heard = torch.zeros(6, 6, dtype=torch.float64), torch.ones(6, dtype=torch.bool)
+    rows = [method.picks(affinity, heard, 0.3, root(s)) for s in range(100)]
     counts = Counter(j for row in rows for j in row[0].tolist())
     assert all(len(set(line)) == 3 for row in rows for line in row.tolist())
     assert counts.keys() == {1, 2, 3, 4, 5} and min(counts.values()) > 35
@@ -220,8 +221,9 @@ def test_one_client_goes_on_from_its_own_model() -> None:
     [
         ({"models": 0}, "models must be at least 1"),
         ({"holdout": 1.0}, "holdout must be between"),
-        ({"epsilon": 1.1}, "epsilon is a probability"),
-        ({"decay": -0.1}, "decay must be 0 or positive"),
+        ({"epsilon": 1.1}, "epsilon must be from 0 to 1"),
+        ({"decay": -0.1}, "decay must be at least 0"),
+        ({"decay": float("inf")}, "decay must be at least 0 and finite"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options: dict, text: str) -> None:

@@ -10,9 +10,9 @@ from support import build
 from support.compare import close, distance
 
 from pyrofl.engines import Sequential
+from pyrofl.iterates import posterior_step
 from pyrofl.method import Cohort
 from pyrofl.methods import FedAvg, FedPA
-from pyrofl.methods.fedpa import posterior_step
 from pyrofl.optim import SGD
 from pyrofl.random import normal, root
 from pyrofl.run import Run

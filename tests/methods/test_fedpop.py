@@ -61,6 +61,10 @@ def mixed(**arguments: Any) -> tuple[FedPop, Tree]:
     return method, {k: torch.full_like(t, values[k]) for k, t in down.items()}
 
 
+def part_of(tree: Tree, head: str) -> Tree:
+    return {k: v for k, v in tree.items() if k.startswith(head)}
+
+
 def test_the_chain_draws_from_the_exact_conditional_of_a_mixed_model() -> None:
     """64 chains of 60 steps, the last 25 kept. Full batches, so the chain's own stationary law is known: an
     eigenvalue e of the precision per row has variance 1 / (n e (1 - RATE e / 2))."""
@@ -148,6 +152,28 @@ def test_predictions_use_every_kept_state() -> None:
     drawn = [float(method.predict(theta, x, fold(root(1), i))[0, 0]) for i in range(60)]
     assert set(drawn) == {0.0, 1.0, 2.0}
     assert min(drawn.count(v) for v in (0.0, 1.0, 2.0)) > 8
+
+
+def test_a_client_that_never_trained_predicts_with_the_middle_of_the_population() -> None:
+    """mu = (0.5, -1) and phi = 1: z_1 (phi x) + z_0 = 0 at x = 2, whatever is drawn."""
+    method, down = mixed(samples=3)
+    theta = method.personal(down, method.join(down), rows(), root(0))
+    x = torch.full((1, 1), 2.0, dtype=torch.float64)
+    assert {round(float(method.predict(theta, x, root(i))[0, 0]), 12) for i in range(9)} == {0.0}
+
+
+def test_a_client_that_was_away_goes_on_with_the_body_and_the_population_of_now() -> None:
+    """Its chain is its own; what it is sent is not kept."""
+    method, down = mixed(samples=2)
+    own = method.join(down)
+    assert all(name.startswith("chain/") for name in own)
+    later = {k: v + 1.0 for k, v in down.items() if not k.startswith("v/")} | part_of(down, "v/")
+    theta, data = method.personal(later, own, rows(), root(0)), rows()
+    body = method.program.loc_name("net.body.weight")
+    assert torch.equal(theta[body], later[body])
+    reply = method.local(later, own, data, root(1))
+    for k, c in part(reply.own, "chain").items():
+        torch.testing.assert_close(reply.up[f"first/{k}"], (c - later[f"mu/{k}"]).mean(0))
 
 
 @pytest.mark.parametrize(

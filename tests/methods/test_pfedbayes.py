@@ -75,6 +75,20 @@ def test_the_step_on_the_global_copy_lowers_the_kl_by_its_gradient() -> None:
     assert reply.up[program.scale_name(SITE)].item() == pytest.approx(expected, rel=1e-6)
 
 
+def test_the_local_copy_starts_at_the_global_posterior_in_each_round_and_the_personal_one_where_it_was() -> None:
+    """With steps too small to move; a client keeps its own posterior and no copy of the global one."""
+    program, (client,) = conjugate.program(), conjugate.federation((4,)).clients
+    method = PFedBayes(program, SGD(1e-14), zeta=1.0, size=4)
+    own = {f"personal/{k}": v for k, v in with_q(program, {}, 1.0, 0.2).items()}
+    for loc, scale in ((-0.7, 0.9), (0.4, 0.3)):
+        down = with_q(program, method.init(root(0)), loc, scale)
+        reply = method.local(down, own, client.train, root(1))
+        close({k: reply.up[k] for k in program.posterior_names}, with_q(program, {}, loc, scale))
+        close(reply.own, own)
+        assert reply.own.keys() == own.keys()
+        own = reply.own
+
+
 def test_without_the_kl_it_is_training_alone_and_the_global_model_stays() -> None:
     program, data = build.program(beta=1.0), build.rows(9)
     method = PFedBayes(program, SGD(0.05), zeta=0.0, epochs=2, size=4)

@@ -148,7 +148,7 @@ def test_a_flat_prior_under_a_delta_guide_is_maximum_likelihood():
     loss, parts = program.parts(theta, Batch.of(x, y), random.root(1))
     net = Net().double()
     net.load_state_dict({site.removeprefix("net."): loc for site, (loc, _) in program.posterior(theta).items()})
-    assert parts["kl"] == 0
+    assert parts["neg_log_prior"] == 0
     assert loss.item() == pytest.approx(nn.functional.cross_entropy(net(x), y).item(), rel=1e-12)
 
 
@@ -159,4 +159,4 @@ def test_a_gaussian_prior_under_a_delta_guide_is_an_l2_penalty():
     _, parts = program.parts(theta, Batch.of(x, y), random.root(1))
     D = sum(v.numel() for v in theta.values())
     penalty = sum(v.square().sum() for v in theta.values()) / 2 + D / 2 * math.log(2 * math.pi)
-    assert parts["kl"].item() == pytest.approx(penalty.item() / 6, rel=1e-12)
+    assert parts["neg_log_prior"].item() == pytest.approx(penalty.item() / 6, rel=1e-12)
