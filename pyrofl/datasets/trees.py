@@ -10,16 +10,22 @@ from .imagefolder import imagefolder
 
 
 def tinyimagenet(
-    *, limit: int | None = None, root: str | Path | None = None, progress: Progress | None = None
+    *,
+    size: int = 64,
+    limit: int | None = None,
+    root: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> Dataset:
     """Tiny-ImageNet: 200 classes of 64 x 64 colour images, from ROOT/tinyimagenet/{train,test}/CLASS/FILE.
+
+    Resized to size x size pixels.
 
     The original's test labels are not public: its validation images, sorted into class folders, are the test
     rows.
 
     Reference: Le, Yang, 2015.
     """
-    return _tree("tinyimagenet", "{train,test}/CLASS/FILE", 64, limit, root, progress)
+    return _tree("tinyimagenet", "{train,test}/CLASS/FILE", size, limit, root, progress)
 
 
 def officecaltech10(

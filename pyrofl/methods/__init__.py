@@ -25,6 +25,7 @@ from .fedrep import FedRep
 from .lg_fedavg import LGFedAvg
 from .mc_dropout import MCDropout
 from .meta_bayfl import MetaBayFL
+from .meta_bayfl_averaged import MetaBayFLAveraged
 from .npeb import NPEB
 from .per_fedavg import PerFedAvg
 from .pfedbayes import PFedBayes
@@ -47,6 +48,7 @@ METHODS: dict[str, type[FedAvg]] = {
     "bayfl": BayFL,
     "mc_dropout": MCDropout,
     "meta_bayfl": MetaBayFL,
+    "meta_bayfl_averaged": MetaBayFLAveraged,
     "beta_predbayes": BetaPredBayes,
     "fedbe": FedBE,
     "fedbn": FedBN,
@@ -114,6 +116,7 @@ __all__ = [
     "LGFedAvg",
     "MCDropout",
     "MetaBayFL",
+    "MetaBayFLAveraged",
     "PFedBL",
     "PFedBayes",
     "PFedMe",

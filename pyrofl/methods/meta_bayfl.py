@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-import torch
 from torch import Tensor
-from torch.func import vmap
 
-from ..candidates import Candidates, Fit
+from ..candidates import Candidates, Fit, Score, losses, pick
 from ..data import Data
 from ..limits import EPOCHS, at_least, positive
 from ..method import Reply
 from ..optim import Adam, Optimizer
-from ..random import fold, is_mapped
-from ..tree import Tree, only
+from ..random import fold
+from ..tree import Tree, only, repeat
 from .bayfl import BayFL
 from .fixed import OwnTuning
 
@@ -39,7 +37,7 @@ class MetaBayFL(OwnTuning, BayFL):
     optimizers: tuple[Optimizer, ...] = (Adam(1e-2), Adam(1e-3), Adam(1e-4))
     holdout: float = 0.2
     trial_epochs: float = 1.0
-    score: Literal["nll", "elbo"] = "nll"
+    score: Score = "nll"
     score_draws: int = 4
     every: Literal["round", "epoch"] = "round"
     restart: bool = True
@@ -52,8 +50,7 @@ class MetaBayFL(OwnTuning, BayFL):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.optimizers:
-            raise ValueError("method.optimizers is empty: name at least one candidate, such as 'adam:1e-3'")
+        Candidates(self.optimizers)
         if not 0 < self.holdout < 1:
             raise ValueError(f"method.holdout must be between 0 and 1, got {self.holdout}")
         positive("method", self, "trial_epochs", most=EPOCHS)
@@ -65,19 +62,20 @@ class MetaBayFL(OwnTuning, BayFL):
         w = only(down, self.program.theta0)
         info, candidates = Tree(), Candidates(self.optimizers)
 
-        def trained(theta: Tree, data: Data, key: Tensor, epochs: float) -> Fit:
-            return lambda o: self.fit(self.program.parts, theta, data, key, optimizer=o, epochs=epochs)
+        def training(rows: Data, key: Tensor, epochs: float) -> Fit:
+            return lambda o, theta: self.fit(self.program.parts, theta, rows, key, optimizer=o, epochs=epochs)
 
         stages = [self.epochs] if self.every == "round" else self._stages()
         for t, epochs in enumerate(stages):
             k = fold(key, t) if t else key
-            trials = candidates.trials(trained(w, train, fold(k, "try"), self.trial_epochs), w, k)
-            f = self._scores(trials, held, data.n, fold(k, "score"))  # (candidates,)
-            f = torch.where(torch.isnan(f), torch.inf, f)
+            starts = repeat(w, len(self.optimizers))
+            trials = candidates.trials(training(train, fold(k, "try"), self.trial_epochs), starts, k)
+            how: dict[str, Any] = {"draws": self.score_draws, "score": self.score}
+            f = losses(self.program, trials, held, data.n, fold(k, "score"), **how)  # (candidates,)
             best = f.argmin()
             if not self.restart:
-                w = {name: v.index_select(0, best.reshape(1)).squeeze(0) for name, v in trials.items()}
-            w, info = candidates.run(trained(w, rows, k, epochs), best)
+                w = pick(trials, best)
+            w, info = candidates.run(training(rows, k, epochs), w, best)
         info |= {f"trial{i}": f[i] for i in range(len(self.optimizers))}
         return Reply(self.program.refresh(w, data), own, {**info, "choice": best})
 
@@ -88,16 +86,3 @@ class MetaBayFL(OwnTuning, BayFL):
         """One stage an epoch, the last one shorter where `epochs` is not whole."""
         whole = int(self.epochs)
         return [1.0] * whole + ([self.epochs - whole] if self.epochs > whole else [])
-
-    def _scores(self, trials: Tree, held: Data, n: Tensor, key: Tensor) -> Tensor:
-        batch = held.take(torch.arange(len(held.x), device=key.device), torch.ones_like(held.y, dtype=torch.bool))
-        batch = batch._replace(n=n.to(batch.n.dtype))
-
-        def score(theta: Tree) -> Tensor:
-            draws = [self.program.parts(theta, batch, fold(key, s)) for s in range(self.score_draws)]
-            return torch.stack([loss if self.score == "elbo" else parts["nll"] for loss, parts in draws]).mean()
-
-        if is_mapped(key):
-            return vmap(score)(trials)
-        with torch.no_grad():
-            return torch.stack([score({k: v[i] for k, v in trials.items()}) for i in range(len(self.optimizers))])
