@@ -14,7 +14,7 @@ import re
 import tomllib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
 
 from .federation import Holding
 from .metrics import Bins
@@ -120,6 +125,25 @@ class RunDirectory:
         self.clients.mkdir(parents=True, exist_ok=True)
         write(self.metrics, (",".join(COLUMNS) + "\n").encode())
         write(self.config, config.encode())
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Where this process trains here; a second one is refused. The lock ends with the process, however it ends."""
+        if not self.path.is_dir() or fcntl is None:
+            yield
+            return
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # file systems without locks
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise ValueError(
+                        f"another process trains in {self.path}: wait until it has ended, or give another folder"
+                    ) from None
+            yield
+        finally:
+            os.close(handle)
 
     def table(self) -> dict[str, Any]:
         """The configuration of the run that is here."""

@@ -86,9 +86,7 @@ def test_rows_of_other_sites_are_not_taken_for_the_sites_own(here: Path) -> None
         (here, "cleveland, hungarian, switzerland, va"),
     ):
         done = CliRunner().invoke(app, ["check-site", str(place), *options])
-        with pytest.raises(
-            ConfigError, match=f"data: the rows are those of {whose}, and not of va"
-        ):
+        with pytest.raises(ConfigError, match=f"data: the rows are those of {whose}, and not of va"):
             raise done.exception
     (here / "processed.va.data").write_text("")
     with pytest.raises(ConfigError, match=r"processed\.va\.data is empty"):

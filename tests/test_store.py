@@ -217,3 +217,16 @@ def test_reliability_tables_come_back(run: RunDirectory) -> None:
     assert back is not None and run.load_bins("global") is None
     for name in ("edges", "rows", "weight", "confidence", "accuracy"):
         np.testing.assert_array_equal(getattr(back, name), getattr(table, name))
+
+
+def test_one_process_at_a_time_trains_in_a_directory(tmp_path: Path) -> None:
+    where, same_place = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "run")
+    with where.at_work():
+        pass  # nothing is there yet: nothing to hold
+    where.create("")
+    with where.at_work():
+        with pytest.raises(ValueError, match=r"another process trains in .*run: wait"):
+            same_place.at_work().__enter__()
+        same_place.refuse_lost()  # reading goes on
+    with same_place.at_work():
+        pass
