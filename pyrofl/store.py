@@ -11,10 +11,11 @@ import io
 import json
 import os
 import re
+import time
 import tomllib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +50,17 @@ def write(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _locked(handle: int) -> bool:
+    """Lock an open directory; False where another process holds the lock. File systems without locks lock nothing."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def save_tree(path: Path, tree: Tree, metadata: Mapping[str, str] | None = None) -> None:
@@ -127,20 +139,22 @@ class RunDirectory:
         write(self.config, config.encode())
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Where this process trains here; a second one is refused. The lock ends with the process, however it ends."""
+    def at_work(self, patience: float = 0.0) -> Iterator[None]:
+        """Where this process trains here; a second one is refused, after `patience` seconds of waiting for the first.
+
+        The lock ends with the process, however it ends.
+        """
         if not self.path.is_dir() or fcntl is None:
             yield
             return
-        handle = os.open(self.path, os.O_RDONLY)
+        handle, end = os.open(self.path, os.O_RDONLY), time.monotonic() + patience
         try:
-            with suppress(OSError):  # file systems without locks
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+            while not _locked(handle):
+                if time.monotonic() >= end:
                     raise ValueError(
                         f"another process trains in {self.path}: wait until it has ended, or give another folder"
-                    ) from None
+                    )
+                time.sleep(0.2)
             yield
         finally:
             os.close(handle)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -230,3 +232,21 @@ def test_one_process_at_a_time_trains_in_a_directory(tmp_path: Path) -> None:
         same_place.refuse_lost()  # reading goes on
     with same_place.at_work():
         pass
+
+
+def test_the_next_process_waits_for_the_one_before(tmp_path: Path) -> None:
+    where, held = RunDirectory(tmp_path / "run"), threading.Event()
+    where.create("")
+
+    def first() -> None:
+        with where.at_work():
+            held.set()
+            time.sleep(0.5)
+
+    other = threading.Thread(target=first)
+    other.start()
+    held.wait()
+    began = time.monotonic()
+    with where.at_work(patience=20.0):
+        assert 0.1 < time.monotonic() - began < 10
+    other.join()

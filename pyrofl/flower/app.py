@@ -22,6 +22,8 @@ from .client import client_app
 from .open import open_site
 from .run import FlowerRun
 
+_STOPPING = 60.0  # seconds in which a ServerApp notices that its run of Flower was stopped, and ends
+
 client = client_app(open_site)
 server = ServerApp()
 
@@ -50,7 +52,7 @@ def main(grid: Grid, context: Context) -> None:
         return
     if not directory.config.exists():
         directory.create(assembled.config.toml())
-    with directory.at_work():
+    with directory.at_work(_STOPPING):
         _serve(grid, assembled, directory, reporter)
 
 

@@ -81,7 +81,10 @@ def test_one_round_that_was_aggregated_is_enough(config: Path, tmp_path: Path, c
     assert RunDirectory(out).committed()[0] == 3
 
 
-def test_a_second_run_in_the_same_folder_is_refused_while_the_first_is_at_work(config: Path, tmp_path: Path) -> None:
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_is_at_work(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyrofl.flower.app._STOPPING", 0.1)
     out, reasons = tmp_path / "run", []
 
     class Twice(Nodes):
