@@ -74,14 +74,16 @@ def run(
     assembled = assemble(config, data_root=data_root, observer=reporter)
     _say(assembled)
     if overwrite:
-        directory.clear()
+        with directory.at_work():
+            directory.clear()
     directory.create(_header(data_root) + assembled.config.toml())
-    try:
-        run = assembled.run(directory, reporter)
-    except (ValueError, OSError):
-        directory.clear()  # it never began: a corrected file may go to the same place
-        raise
-    _go(run, reporter, directory)
+    with directory.at_work():
+        try:
+            run = assembled.run(directory, reporter)
+        except (ValueError, OSError):
+            directory.clear()  # it never began: a corrected file may go to the same place
+            raise
+        _go(run, reporter, directory)
 
 
 @app.command()
@@ -96,10 +98,11 @@ def resume(
     reporter = Reporter(console)
     where = RunDirectory(directory)
     assembled = reopen(where, overrides or [], data_root=data_root, observer=reporter)
-    if overrides:
-        comments = [line for line in where.config.read_text().splitlines() if line.startswith("#")]
-        where.rewrite("\n".join([*comments, _command()]) + "\n\n" + assembled.config.toml())
-    _go(assembled.run(where, reporter), reporter, where)
+    with where.at_work():
+        if overrides:
+            comments = [line for line in where.config.read_text().splitlines() if line.startswith("#")]
+            where.rewrite("\n".join([*comments, _command()]) + "\n\n" + assembled.config.toml())
+        _go(assembled.run(where, reporter), reporter, where)
 
 
 def _go(run: Run, reporter: Reporter, directory: RunDirectory) -> None:

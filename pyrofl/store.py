@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import time
 import tomllib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
 
 from .federation import Holding
 from .metrics import Bins
@@ -44,6 +50,17 @@ def write(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _locked(handle: int) -> bool:
+    """Lock an open directory; False where another process holds the lock. File systems without locks lock nothing."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def save_tree(path: Path, tree: Tree, metadata: Mapping[str, str] | None = None) -> None:
@@ -120,6 +137,27 @@ class RunDirectory:
         self.clients.mkdir(parents=True, exist_ok=True)
         write(self.metrics, (",".join(COLUMNS) + "\n").encode())
         write(self.config, config.encode())
+
+    @contextmanager
+    def at_work(self, patience: float = 0.0) -> Iterator[None]:
+        """Where this process trains here; a second one is refused, after `patience` seconds of waiting for the first.
+
+        The lock ends with the process, however it ends.
+        """
+        if not self.path.is_dir() or fcntl is None:
+            yield
+            return
+        handle, end = os.open(self.path, os.O_RDONLY), time.monotonic() + patience
+        try:
+            while not _locked(handle):
+                if time.monotonic() >= end:
+                    raise ValueError(
+                        f"another process trains in {self.path}: wait until it has ended, or give another folder"
+                    )
+                time.sleep(0.2)
+            yield
+        finally:
+            os.close(handle)
 
     def table(self) -> dict[str, Any]:
         """The configuration of the run that is here."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -217,3 +219,34 @@ def test_reliability_tables_come_back(run: RunDirectory) -> None:
     assert back is not None and run.load_bins("global") is None
     for name in ("edges", "rows", "weight", "confidence", "accuracy"):
         np.testing.assert_array_equal(getattr(back, name), getattr(table, name))
+
+
+def test_one_process_at_a_time_trains_in_a_directory(tmp_path: Path) -> None:
+    where, same_place = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "run")
+    with where.at_work():
+        pass  # nothing is there yet: nothing to hold
+    where.create("")
+    with where.at_work():
+        with pytest.raises(ValueError, match=r"another process trains in .*run: wait"):
+            same_place.at_work().__enter__()
+        same_place.refuse_lost()  # reading goes on
+    with same_place.at_work():
+        pass
+
+
+def test_the_next_process_waits_for_the_one_before(tmp_path: Path) -> None:
+    where, held = RunDirectory(tmp_path / "run"), threading.Event()
+    where.create("")
+
+    def first() -> None:
+        with where.at_work():
+            held.set()
+            time.sleep(0.5)
+
+    other = threading.Thread(target=first)
+    other.start()
+    held.wait()
+    began = time.monotonic()
+    with where.at_work(patience=20.0):
+        assert 0.1 < time.monotonic() - began < 10
+    other.join()

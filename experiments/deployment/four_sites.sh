@@ -8,13 +8,23 @@
 # files in OUT/sites/NAME. A run that stands in OUT/run is gone on with.
 set -euo pipefail
 
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-data=$(realpath "${1:?give the folder of the four processed.*.data files}")
+die() { echo "four_sites.sh: $*" >&2; exit 1; }
+
+[ $# -ge 1 ] || die "give the folder of the four processed.*.data files"
+for command in flower-superlink flower-supernode flwr python; do
+  command -v "$command" >/dev/null || die "$command is not on the PATH: pip install 'pyrofl[flower]', and activate it"
+done
+for command in openssl ssh-keygen curl setsid flock; do
+  command -v "$command" >/dev/null || die "$command is not on the PATH: it comes with the system"
+done
+data=$(realpath -m "$1")
 out=$(realpath -m "${2:-runs/four_sites}")
 overrides="${*:3}"
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 sites=(cleveland hungarian switzerland va)
 certificates=$out/certificates log=$out/log
-port=${PORT:-$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
+free_port() { python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+port=${PORT:-$(free_port)}
 started=()
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1
 
@@ -26,11 +36,20 @@ trap finish EXIT
 trap 'exit 143' INT TERM
 
 begin() { # begin NAME COMMAND ...: in the background, its output in OUT/log/NAME
-  setsid "${@:2}" >"$log/$1" 2>&1 &
+  setsid "${@:2}" >"$log/$1" 2>&1 9>&- &
   started+=($!)
 }
+ended() { # ended NAME WHAT: what did not start says why
+  cat "$log/$1" >&2
+  die "$2 did not start: see above"
+}
 
+for name in "${sites[@]}"; do
+  [ -f "$data/processed.$name.data" ] || die "$data/processed.$name.data is missing: each hospital has a file of its own"
+done
 mkdir -p "$certificates" "$log" "$out/home"
+exec 9>"$out/lock"
+flock --nonblock 9 || die "another run is at work in $out: wait for it, or give another folder"
 for name in "${sites[@]}"; do
   mkdir -p "$out/sites/$name"
   cp "$data/processed.$name.data" "$out/sites/$name/"
@@ -59,9 +78,9 @@ END
 begin superlink env FLWR_HOME="$out/home" flower-superlink --host 127.0.0.1 --port "$port" \
   --ssl-certfile "$certificates/server.pem" --ssl-keyfile "$certificates/server.key" \
   --ssl-ca-certfile "$certificates/authority.pem" --enable-supernode-auth --disable-runtime-dependency-installation
-for _ in $(seq 120); do
-  curl --silent --fail --cacert "$certificates/authority.pem" "https://127.0.0.1:$port/health" >/dev/null && break
-  kill -0 "${started[0]}" || { cat "$log/superlink"; exit 1; }
+healthy() { curl --silent --fail --max-time 2 --cacert "$certificates/authority.pem" "https://127.0.0.1:$port/health"; }
+until healthy >/dev/null; do
+  kill -0 "${started[0]}" 2>/dev/null || ended superlink "the SuperLink on port $port"
   sleep 0.5
 done
 
@@ -72,13 +91,19 @@ for name in "${sites[@]}"; do
   FLWR_HOME="$out/home" flwr supernode register "$site/key.pub" --name "$name" >>"$log/register" 2>&1
   begin "$name" env FLWR_HOME="$site/home" flower-supernode --superlink "127.0.0.1:$port" \
     --root-certificates "$certificates/authority.pem" --auth-supernode-private-key "$site/key" \
-    --host 127.0.0.1 --port "$((port + ${#started[@]}))" \
+    --host 127.0.0.1 --port "$(free_port)" \
     --node-config "site=\"$name\" data=\"$site/processed.$name.data\" state=\"$site/state\""
 done
 
 # ---- the run
 FLWR_HOME="$out/home" flwr run . --stream --run-config \
-  "config=\"experiments/deployment/four_sites.toml\" out=\"$out/run\" set=\"$overrides\"" &
+  "config=\"experiments/deployment/four_sites.toml\" out=\"$out/run\" set=\"$overrides\"" >"$log/run" 2>&1 9>&- &
 run=$!
+tail --lines=+1 --follow --pid=$run "$log/run" 9>&- &
+shown=$!
 trap 'kill $run 2>/dev/null; exit 143' INT TERM
-wait $run
+status=0
+wait $run || status=$?
+wait $shown || true
+[ $status = 0 ] || die "flwr run failed: see above"
+grep -q "^done: " "$log/run" || die "the run did not come to its end: see above, and the sites' own words in $log"

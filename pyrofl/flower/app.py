@@ -14,13 +14,15 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from ..assembly import assemble, flower
+from ..assembly import Assembled, assemble, flower
 from ..config import ConfigError, load
 from ..console import Reporter, nothing_learned
 from ..store import RunDirectory
 from .client import client_app
 from .open import open_site
 from .run import FlowerRun
+
+_STOPPING = 60.0  # seconds in which a ServerApp notices that its run of Flower was stopped, and ends
 
 client = client_app(open_site)
 server = ServerApp()
@@ -45,8 +47,16 @@ def main(grid: Grid, context: Context) -> None:
     config = load(_find(str(asked.get("config") or "")), shlex.split(str(asked.get("set") or "")))
     assembled = assemble(config, observer=reporter, at="server" if config.schema else None)
     directory = RunDirectory(Path(str(asked["out"]))) if asked.get("out") else None
-    if directory is not None and not directory.config.exists():
+    if directory is None:
+        _serve(grid, assembled, None, reporter)
+        return
+    if not directory.config.exists():
         directory.create(assembled.config.toml())
+    with directory.at_work(_STOPPING):
+        _serve(grid, assembled, directory, reporter)
+
+
+def _serve(grid: Grid, assembled: Assembled, directory: RunDirectory | None, reporter: Lines) -> None:
     run = FlowerRun(
         assembled.method,
         assembled.federation,

@@ -57,10 +57,10 @@ class Site:
         """This site's public key for the sum of one round."""
         return secure.public_key(self.states.secret(), _bytes(key))
 
-    def update(self, down: Tree, key: Tensor, after: int | None, sum: Sum | None = None) -> Reply:
+    def update(self, down: Tree, key: Tensor, after: int | None, into: Sum | None = None) -> Reply:
         """The client's local update, from the own state with the receipt `after` (None: its first).
 
-        `up` is as it travels: protected, and compressed, or masked for a `sum`.
+        `up` is as it travels: protected, and compressed, or masked for the sum that it goes `into`.
         """
         reply = self.method.local(down, self.own(down, after), self.train, key)
         if (privacy := self.messages.privacy) is not None:
@@ -71,19 +71,19 @@ class Site:
             self.states.put(int(key), reply.own)
         if self.messages.secure is None:
             return reply._replace(up=self.messages.encode(reply.up, down, key))
-        if sum is None:
+        if into is None:
             raise ValueError("the server asks for a plain update where the configuration says secure: refused")
-        return reply._replace(up=self._masked(reply.up, down, key, sum))
+        return reply._replace(up=self._masked(reply.up, down, key, into))
 
-    def _masked(self, up: Tree, down: Tree, key: Tensor, sum: Sum) -> Tree:
+    def _masked(self, up: Tree, down: Tree, key: Tensor, into: Sum) -> Tree:
         """The update under masks, once: of two sums that differ by a site the difference would be its update."""
         assert self.messages.secure is not None
-        keys = dict(zip(sum.sites, sum.keys, strict=True))
-        if not 0 < sum.share <= len(keys):
-            raise ValueError(f"the server asks for {sum.share} times the update of one of {len(keys)} sites: refused")
-        if not self.states.agree(int(key), digest(down) + repr(sum).encode()):
+        keys = dict(zip(into.sites, into.keys, strict=True))
+        if not 0 < into.share <= len(keys):
+            raise ValueError(f"the server asks for {into.share} times the update of one of {len(keys)} sites: refused")
+        if not self.states.agree(int(key), digest(down) + repr(into).encode()):
             raise ValueError(f"site {self.name} has answered this round already, for a sum of other sites: refused")
-        codes = self.messages.codes(up, down, sum.share)
+        codes = self.messages.codes(up, down, into.share)
         least = self.messages.secure.least
         return secure.masked(codes, self.client, keys, self.states.secret(), _bytes(key), least=least)
 

@@ -81,6 +81,24 @@ def test_one_round_that_was_aggregated_is_enough(config: Path, tmp_path: Path, c
     assert RunDirectory(out).committed()[0] == 3
 
 
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_is_at_work(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyrofl.flower.app._STOPPING", 0.1)
+    out, reasons = tmp_path / "run", []
+
+    class Twice(Nodes):
+        def answer(self, message: Message) -> Message:
+            if message.metadata.message_type == "train" and not reasons:
+                with pytest.raises(ValueError, match="another process trains in") as caught:
+                    served(Nodes(out), config, out)
+                reasons.append(str(caught.value))
+            return super().answer(message)
+
+    served(Twice(out), config, out)
+    assert reasons == [f"another process trains in {out}: wait until it has ended, or give another folder"]
+
+
 def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config = '.*nowhere.toml' is no file of this Flower project"):
         served(Nodes(None), tmp_path / "nowhere.toml")
