@@ -68,7 +68,7 @@ class Problem:
         return self.gradients(w).mean(-2)
 
     def noise(self, w: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """(E||g - E g||^2, E||g||^2), each (..., N), of gradients g of `size` different rows, at w (..., N, d)."""
+        """(E||g - E g||^2, E||g||^2), each (..., N), of g, the mean over `size` different rows, at w (..., N, d)."""
         rows = self.slopes(w)
         n = rows.shape[-2]
         spread = rows.var(-2, ddof=1).sum(-1) / size * (1 - size / n)
