@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from experiments.vaneb.simulations import COLUMNS, SETTINGS, curves
 from pyrofl.plots.style import look, save
 
-METHODS = ("gaussian", "adamix", "npeb", "fixed", "alternating", "vaneb", "vaneb_exact")
+METHODS = ("gaussian", "adamix", "npeb", "fixed", "alternating", "vaneb", "vaneb_cross", "vaneb_exact", "exact_cross")
 CHANCES = ("raw", "fixed", "alternating", "vaneb", "vaneb_exact")  # whose error of probabilities is shown
 NAMES = {
     "gaussian": "Gaussian EB",
@@ -25,7 +25,9 @@ NAMES = {
     "fixed": "fixed-variance EB",
     "alternating": "VANEB, alternating",
     "vaneb": "VANEB",
-    "vaneb_exact": "VANEB, exact counts",
+    "vaneb_cross": "VANEB, cross-fitted",
+    "vaneb_exact": "exact counts",
+    "exact_cross": "exact, cross-fitted",
     "raw": "raw",
 }
 
@@ -90,7 +92,7 @@ def text(rows: pd.DataFrame) -> str:
     for setting in rows.setting.unique():
         part, about = rows[rows.setting == setting], SETTINGS[setting]
         raw, bound = part[part.method == "raw"].error.mean(), part.van_trees.mean()
-        oracle = part[part.method != "vaneb_exact"].oracle.mean()
+        oracle = part[~part.method.isin(["vaneb_exact", "exact_cross", "smoothed_exact"])].oracle.mean()
         lines.append(f"\n{setting}: {about.text}; n_k {about.smallest} to {about.largest}")
         lines.append(f"raw {raw:.4f}, oracle {oracle:.4f}, van Trees bound {bound:.4f} (thickened prior)")
         lines.append("excess over the oracle, mean (standard error); at the end fixed - VANEB, paired")
