@@ -188,14 +188,16 @@ def _ascend(z: Array, P: Array, mass: Array, log_f: Array, theta: Array) -> tupl
 def _distinct(points: Array, value: Array, good: NDArray[np.bool_], unit: Array) -> tuple[Array, NDArray[np.bool_]]:
     """Of the good points within a hundredth of the smallest error of each other the best, packed to the left."""
     order = np.argsort(np.where(good, points, np.inf), axis=1)
-    points, value, good = (np.take_along_axis(a, order, axis=1) for a in (points, value, good))
+    points, good = np.take_along_axis(points, order, axis=1), np.take_along_axis(good, order, axis=1)
+    value = np.take_along_axis(value, order, axis=1)
     far = np.diff(points, axis=1) > 0.01 * unit[:, None]
     group = np.cumsum(np.pad(far, ((0, 0), (1, 0))), axis=1)  # (B, A), rising
     best = np.lexsort((-value, group, ~good), axis=1)  # group by group, the best of each first
-    points, group, good = (np.take_along_axis(a, best, axis=1) for a in (points, group, good))
+    group, good = np.take_along_axis(group, best, axis=1), np.take_along_axis(good, best, axis=1)
     first = good & (np.diff(group, axis=1, prepend=-1) > 0)
     keep = np.argsort(~first, axis=1, kind="stable")[:, : max(1, int(first.sum(axis=1).max()))]
-    return np.take_along_axis(points, keep, axis=1), np.take_along_axis(first, keep, axis=1)
+    chosen = np.take_along_axis(best, keep, axis=1)
+    return np.take_along_axis(points, chosen, axis=1), np.take_along_axis(first, keep, axis=1)
 
 
 def _prune(atoms: Array, weights: Array, unit: Array) -> tuple[Array, Array]:
