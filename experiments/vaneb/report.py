@@ -60,7 +60,7 @@ def slope(table: pd.DataFrame, setting: str, method: str) -> tuple[float, float]
     part = part[part > 0]
     if len(part) < 3:
         return float("nan"), float("nan")
-    fit, covariance = np.polyfit(np.log(part.index), np.log(part), 1, cov="unscaled" if len(part) == 3 else True)
+    fit, covariance = np.polyfit(np.log(part.index), np.log(part), 1, cov=True)
     return float(fit[0]), float(np.sqrt(covariance[0, 0]))
 
 
@@ -73,15 +73,16 @@ def paired(rows: pd.DataFrame, setting: str, sites: int) -> tuple[float, float, 
 
 
 def cell(mean: float, error: float, digits: int = 4) -> str:
-    return f"{mean:.{digits}f} ({error:.{digits}f})".rjust(23)
+    """A mean and its standard error, or a dash where nothing was run."""
+    return ("-" if np.isnan(mean) else f"{mean:.{digits}f} ({error:.{digits}f})").rjust(23)
 
 
 def block(table: pd.DataFrame, setting: str, methods: Sequence[str], ends: dict[int, str]) -> list[str]:
     """A line for each number of sites, `ends` after it, and the slopes."""
     lines = ["    K " + "".join(f"{NAMES[m]:>23}" for m in methods)]
     for sites in sorted(table.loc[setting].index.get_level_values("sites").unique()):
-        means = table.loc[(setting, sites)]
-        lines.append(f"{sites:5d} " + "".join(cell(means["mean"][m], means["sem"][m]) for m in methods))
+        means = table.loc[(setting, sites)].reindex(methods)
+        lines.append(f"{sites:5d} " + "".join(map(cell, means["mean"], means["sem"])))
         lines[-1] += ends.get(sites, "")
     return [*lines, "slope " + "".join(cell(*slope(table, setting, m), digits=2) for m in methods)]
 
