@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from experiments.vaneb.simulations import COLUMNS, SETTINGS, curves
 from pyrofl.plots.style import look, save
 
+EXACT = ("vaneb_exact", "exact_cross")
 METHODS = ("gaussian", "adamix", "npeb", "fixed", "alternating", "vaneb", "vaneb_cross", "vaneb_exact", "exact_cross")
 CHANCES = ("raw", "fixed", "alternating", "vaneb", "vaneb_exact")  # whose error of probabilities is shown
 NAMES = {
@@ -118,11 +119,15 @@ def text(rows: pd.DataFrame) -> str:
 
 
 def excess_figure(rows: pd.DataFrame) -> Figure:
+    rows = rows.reindex(columns=COLUMNS)
     table, settings = excess_table(rows), list(rows.setting.unique())
     drawn = Figure(figsize=(11, 6.5), layout="constrained", facecolor="white")
     axes = drawn.subplots(2, -(-len(settings) // 2), squeeze=False).ravel()
     for ax, setting in zip(axes, settings):
-        for method in present(table, setting, METHODS):
+        chances = (
+            setting in chance_table(rows).index
+        )  # where log odds have no end: the exact fits would hide the others
+        for method in present(table, setting, [m for m in METHODS if not (chances and m in EXACT)]):
             i = METHODS.index(method)
             part = table.loc[setting].xs(method, level="method")
             ax.errorbar(part.index, part["mean"], yerr=part["sem"].fillna(0), label=NAMES[method], **look(i))
@@ -131,7 +136,7 @@ def excess_figure(rows: pd.DataFrame) -> Figure:
     for ax in axes[len(settings) :]:
         ax.remove()
     entries = {label: handle for ax in drawn.axes for handle, label in zip(*ax.get_legend_handles_labels())}
-    drawn.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=4, frameon=False)
+    drawn.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=4, frameon=False, handlelength=4)
     return drawn
 
 
