@@ -2,7 +2,7 @@
 
     python -m experiments.vaneb.simulations --out experiments/vaneb/results      (about an hour on two busy cores)
     python -m experiments.vaneb.simulations --settings boundary                   (the rows of one setting anew)
-    python -m experiments.vaneb.simulations --exact                               (the rows of exact likelihoods anew)
+    python -m experiments.vaneb.simulations --counts --settings poisson           (of it, only the methods in COUNTS)
     python -m experiments.vaneb.simulations --smoke --out /tmp/vaneb              (seconds)
 
 Prior: an equal mixture of five space curves, s uniform on [0, 2 pi), centre added:
@@ -15,7 +15,8 @@ Prior: an equal mixture of five space curves, s uniform on [0, 2 pi), centre add
 
 The curves, the centres, the noise levels and n_k are ours: the paper's text does not print them. See SETTINGS.
 The oracle knows the true prior (20,000 points of it) and uses the same working likelihood as everyone else: the normal
-one of the estimates. `vaneb_exact` takes the likelihood of the counts themselves, and so does the oracle of its row.
+one of the estimates. `vaneb_exact` takes the likelihood of the counts themselves, and so does the oracle of its row;
+`vaneb_cross` and `exact_cross` judge each site by the prior of four fifths of the others.
 
 Error is squared error summed over coordinates; `chance_error`, for classes, that of the posterior mean of their
 probabilities, summed over all of them: the logit of a class that no site of a kind ever saw has no end.
@@ -34,6 +35,7 @@ import numpy as np
 import pandas as pd
 
 from pyrofl.empirical_bayes.adamix import adamix
+from pyrofl.empirical_bayes.crossfit import cross_fitted
 from pyrofl.empirical_bayes.exchange import alternating
 from pyrofl.empirical_bayes.families import Multinomial, Poisson, QuadraticVariance
 from pyrofl.empirical_bayes.gaussian import gaussian_prior
@@ -51,7 +53,8 @@ STRONG = {800: 4, 1600: 5, 3200: 4}  # the setting with a claim to check gets mo
 SIDE = {"large": 800, "boundary": 800, "poisson_rows": 1600}  # settings beside the paper's stop at this many sites
 COVERAGE = (400, 1600)  # sizes at which the credible intervals are checked, in the first two repeats
 DEAR = {"poisson_rows": 400}  # a smaller upper end of that where the check takes minutes
-EXACT = ("vaneb_exact", "smoothed_exact")  # methods with the likelihood of the counts themselves
+COUNTS = ("vaneb_cross", "vaneb_exact", "exact_cross", "smoothed_exact")  # methods for settings of counts alone
+LIMIT = {"poisson": 800, "poisson_rows": 0}  # the same for the methods in COUNTS
 THICKNESS = 0.1  # the van Trees bound is that of the prior plus N(0, THICKNESS^2 I): a curve itself has no density
 
 
@@ -184,6 +187,11 @@ class Scorer:
             row["chance_error"] = self.chance_error(Posterior(fit, fit.kernel, probabilities).mean)
         return row
 
+    def held_out(self, method: str) -> dict[str, object]:
+        begin = time.perf_counter()
+        row = {**self.same, "method": method, "error": self.error(cross_fitted(self.kernel).mean)}
+        return row | {"seconds": time.perf_counter() - begin}
+
     def intervals(self, method: str, fit: Mixture) -> dict[str, object]:
         """The prior widened, and the share of its 95% intervals that hold the truth."""
         begin = time.perf_counter()
@@ -194,7 +202,7 @@ class Scorer:
         return row | {"seconds": time.perf_counter() - begin}
 
 
-def repeat(name: str, sites: int, index: int, *, only_exact: bool = False) -> Iterator[dict[str, object]]:
+def repeat(name: str, sites: int, index: int, *, only_counts: bool = False) -> Iterator[dict[str, object]]:
     """One data set: a row a method."""
     setting = SETTINGS[name]
     rng = generator(fold(root(2024), name, sites, index))
@@ -205,19 +213,21 @@ def repeat(name: str, sites: int, index: int, *, only_exact: bool = False) -> It
     same["van_trees"] = van_trees(setting, prior[:500], n)
     chances = isinstance(setting.family, Multinomial)
     covered = COVERAGE[0] <= sites <= DEAR.get(name, COVERAGE[1]) and index < 2
-    if not only_exact:
-        normal = Scorer(same, theta, kernel, truth, chances)
+    normal = Scorer(same, theta, kernel, truth, chances)
+    if not only_counts:
         yield normal.estimate("raw", kernel.z)
         yield normal.estimate("fedavg", np.broadcast_to(np.average(kernel.z, axis=0, weights=n), theta.shape))
         fits = methods(kernel)
         yield from (normal.prior(method, fit) for method, fit in fits.items())
         if covered:
             yield normal.intervals("smoothed", fits["vaneb"])
-    if exact is not None:
+    if exact is not None and sites <= LIMIT.get(name, sites):
+        yield normal.held_out("vaneb_cross")
         scorer, fit = Scorer(same, theta, exact, truth, chances), npmle(exact, tolerance=1e-3)
-        yield scorer.prior(EXACT[0], fit)
-        if covered:
-            yield scorer.intervals(EXACT[1], fit)
+        yield scorer.prior("vaneb_exact", fit)
+        yield scorer.held_out("exact_cross")
+        if covered and (chances or sites == COVERAGE[0]):
+            yield scorer.intervals("smoothed_exact", fit)
 
 
 COLUMNS = [
@@ -239,12 +249,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("experiments/vaneb/results"))
     parser.add_argument("--smoke", action="store_true", help="two sizes, one repeat")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
-    parser.add_argument("--exact", action="store_true", help="only the rows with exact likelihoods")
+    parser.add_argument("--sizes", nargs="+", type=int, default=list(REPEATS), choices=list(REPEATS))
+    parser.add_argument("--counts", action="store_true", help="only the rows of the methods in COUNTS")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    repeats = {50: 1, 100: 1} if options.smoke else REPEATS
+    repeats = {50: 1, 100: 1} if options.smoke else {k: v for k, v in REPEATS.items() if k in options.sizes}
     path = options.out / "simulations.csv"
-    mine = lambda rows: rows["setting"].isin(options.settings) & (rows["method"].isin(EXACT) | (not options.exact))
+    mine = lambda rows: (
+        rows["setting"].isin(options.settings)
+        & rows["sites"].astype(int).isin(repeats)
+        & (rows["method"].isin(COUNTS) | (not options.counts))
+    )
     kept(path, mine).to_csv(path, index=False)
     for sites in repeats:
         for name in options.settings:
@@ -253,7 +268,7 @@ def main() -> None:
             more = STRONG if name == "strong" and not options.smoke else {}
             for index in range(more.get(sites, repeats[sites])):
                 begin = time.perf_counter()
-                rows = pd.DataFrame(repeat(name, sites, index, only_exact=options.exact), columns=COLUMNS)
+                rows = pd.DataFrame(repeat(name, sites, index, only_counts=options.counts), columns=COLUMNS)
                 rows.to_csv(path, mode="a", header=False, index=False)
                 print(f"{name} K={sites} repeat {index}: {time.perf_counter() - begin:.1f} s", flush=True)
 

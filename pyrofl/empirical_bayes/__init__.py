@@ -6,6 +6,7 @@ parameter, `exchange` runs the estimate over messages, `shrink_sites` works on a
 """
 
 from pyrofl.empirical_bayes.adamix import adamix
+from pyrofl.empirical_bayes.crossfit import cross_fitted
 from pyrofl.empirical_bayes.exchange import alternating, exchange
 from pyrofl.empirical_bayes.families import GaussianRegression, Logistic, Multinomial, Poisson, QuadraticVariance
 from pyrofl.empirical_bayes.fedmap import log_weights, upper_level
@@ -28,6 +29,7 @@ __all__ = [
     "QuadraticVariance",
     "adamix",
     "alternating",
+    "cross_fitted",
     "exchange",
     "gaussian_prior",
     "log_weights",

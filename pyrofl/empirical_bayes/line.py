@@ -89,7 +89,7 @@ def _solve(z: Array, P: Array, tolerance: float, max_steps: int) -> Lines:
     shift = log.max(axis=2)
     columns = np.exp(log - shift[:, :, None])  # (B, K, G)
     unit = 1.0 / np.sqrt(np.maximum(P, 0.0).max(axis=1))
-    atoms, weights = _prune(grid, interior(columns, mass, 1e-6), unit)
+    atoms, weights = _prune(grid, interior(columns, mass, 1e-9), unit)
     live = np.arange(len(z))
     out_atoms, out_weights = [np.empty(0)] * len(z), [np.empty(0)] * len(z)
     gap, gap_atoms = np.full(len(z), np.inf), np.full(len(z), np.inf)
@@ -113,8 +113,9 @@ def _solve(z: Array, P: Array, tolerance: float, max_steps: int) -> Lines:
         if not going.any() or step == max_steps:
             break
         live, atoms, weights, found, value = live[going], atoms[going], weights[going], found[going], value[going]
-        offered = np.concatenate([atoms, found], axis=1)
-        usable = np.concatenate([weights > 0, value > 0.01 * tolerance], axis=1)
+        peaks, good = _distinct(found, value, value > 0.01 * tolerance, unit[live])
+        offered = np.concatenate([atoms, peaks], axis=1)
+        usable = np.concatenate([weights > 0, good], axis=1)
         L = np.exp(_log(z[live], P[live], offered) - shift[live, :, None]) * usable[:, None]
         atoms, weights = _prune(offered, interior(L, mass[live], 1e-9) * usable, unit[live])
     return _finish(z, P, mass, out_atoms, out_weights, gap, gap_atoms)
@@ -138,16 +139,16 @@ def interior(L: Array, mass: Array, tolerance: float, *, max_steps: int = 60) ->
     w = np.full((problems, atoms), 1.0 / atoms)
     s = np.full((problems, atoms), 1.0)
     diagonal = np.arange(atoms)
+    root = np.sqrt(mass)
     for _ in range(max_steps):
-        f = np.einsum("bka,ba->bk", L, w)
-        S = L / f[:, :, None]
-        slope = 1.0 - np.einsum("bka,bk->ba", S, mass)
+        f = (L @ w[:, :, None])[:, :, 0]
+        S = L * (root / f)[:, :, None]
+        slope = 1.0 - np.einsum("bka,bk->ba", S, root)
         mu = (w * s).sum(axis=1, keepdims=True)
         if mu.max() < tolerance and (-slope).max() < 10 * tolerance + 1e-12:
             break
-        mu *= 0.15 / atoms
-        scaled = S * np.sqrt(mass)[:, :, None]
-        H = np.swapaxes(scaled, 1, 2) @ scaled
+        mu *= 0.05 / atoms
+        H = np.swapaxes(S, 1, 2) @ S
         H[:, diagonal, diagonal] += s / w + 1e-12
         dw = np.linalg.solve(H, (mu / w - slope)[:, :, None])[:, :, 0]
         ds = (mu - s * dw) / w - s
@@ -182,6 +183,21 @@ def _ascend(z: Array, P: Array, mass: Array, log_f: Array, theta: Array) -> tupl
         move = np.where(curvature < -0.05 * weight, -first / np.minimum(curvature, -1e-300), first * width**2)
         theta = theta + np.clip(move, -width, width)
     return best, value - 1.0
+
+
+def _distinct(points: Array, value: Array, good: NDArray[np.bool_], unit: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Of the good points within a hundredth of the smallest error of each other the best, packed to the left."""
+    order = np.argsort(np.where(good, points, np.inf), axis=1)
+    points, good = np.take_along_axis(points, order, axis=1), np.take_along_axis(good, order, axis=1)
+    value = np.take_along_axis(value, order, axis=1)
+    far = np.diff(points, axis=1) > 0.01 * unit[:, None]
+    group = np.cumsum(np.pad(far, ((0, 0), (1, 0))), axis=1)  # (B, A), rising
+    best = np.lexsort((-value, group, ~good), axis=1)  # group by group, the best of each first
+    group, good = np.take_along_axis(group, best, axis=1), np.take_along_axis(good, best, axis=1)
+    first = good & (np.diff(group, axis=1, prepend=-1) > 0)
+    keep = np.argsort(~first, axis=1, kind="stable")[:, : max(1, int(first.sum(axis=1).max()))]
+    chosen = np.take_along_axis(best, keep, axis=1)
+    return np.take_along_axis(points, chosen, axis=1), np.take_along_axis(first, keep, axis=1)
 
 
 def _prune(atoms: Array, weights: Array, unit: Array) -> tuple[Array, Array]:

@@ -20,7 +20,8 @@ from pyrofl.empirical_bayes.kernels import Array, Index, Kernel, Rows, Tangent
 class Canonical(Protocol):
     """An exponential family of outcomes with its natural parameter as predictor."""
 
-    ridge: float
+    @property
+    def ridge(self) -> float: ...
 
     def cumulant(self, eta: Array) -> Array: ...
 

@@ -9,7 +9,7 @@ The cloud is again a discrete prior, so covariances that move with the parameter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor
 
-from pyrofl.empirical_bayes.kernels import Array, Kernel
+from pyrofl.empirical_bayes.crossfit import Estimator, fold_priors
+from pyrofl.empirical_bayes.kernels import Array
 from pyrofl.empirical_bayes.lattice import lattice_note
 from pyrofl.empirical_bayes.mixture import Mixture
-from pyrofl.empirical_bayes.npmle import npmle
-from pyrofl.random import fold, generator, root
+from pyrofl.random import fold, root
 
 FEW = 40
 WIDTHS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.1, 1.35, 1.7, 2.1, 2.7)
@@ -35,7 +35,7 @@ def smoothed(
     points: int = 32,
     widths: Sequence[float] = WIDTHS,
     errors: float | None = None,
-    estimator: Callable[[Kernel], Mixture] | None = None,
+    estimator: Estimator | None = None,
 ) -> Mixture:
     """`fit` with its atoms widened by cross-validation over its sites; `points` atoms for each of its atoms.
 
@@ -49,12 +49,8 @@ def smoothed(
     folds = min(folds or (kernel.sites if kernel.sites <= FEW else 4), kernel.sites)
     if folds < 2:
         return replace(fit, notes=(*fit.notes, "one site: the width of the prior cannot be chosen"))
-    estimator = estimator or (lambda part: npmle(part, tolerance=1e-3))
-    fold_of = generator(fold(root(0) if key is None else key, "smoothing")).permutation(kernel.sites) % folds
     held_out = np.full((len(widths), kernel.sites), -np.inf)
-    for f in range(folds):
-        test, train = np.flatnonzero(fold_of == f), np.flatnonzero(fold_of != f)
-        part = estimator(kernel.take(train))
+    for part, test in fold_priors(kernel, folds, fold(root(0) if key is None else key, "smoothing"), estimator):
         for i, h in enumerate(widths):
             held_out[i, test] = np.maximum(cloud(part, h, points).posterior(kernel.take(test)).log_marginal, -1e6)
     held_out = held_out[:, ~kernel.exact]

@@ -19,7 +19,7 @@ def blocks(language):
 
 def test_the_python_blocks_run_and_hold(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(blocks("python")) == 4
+    assert len(blocks("python")) == 6
     space: dict = {}
     for block in blocks("python"):
         exec(compile(block, "docs/shrinkage.md", "exec"), space)

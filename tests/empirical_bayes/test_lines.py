@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pyrofl.empirical_bayes import npmle, npmle_lines
+from pyrofl.empirical_bayes.line import _distinct
 
 
 def problems(count, sites=60, seed=0):
@@ -58,3 +59,12 @@ def test_bad_input_is_named():
         npmle_lines(np.zeros((1, 2)), np.full((1, 2), np.inf))
     with pytest.raises(ValueError, match="must both be"):
         npmle_lines(np.zeros(3), np.ones(3))
+
+
+def test_of_points_near_each_other_the_best_is_kept():
+    points = np.array([[3.0, 1.0, 1.004, 5.0], [2.0, 9.0, 9.0, 0.0]])
+    value = np.array([[0.5, 0.1, 0.2, 0.3], [0.1, 0.2, 0.3, 0.4]])
+    good = np.array([[True, True, True, True], [False, True, True, True]])
+    kept, usable = _distinct(points, value, good, np.ones(2))
+    np.testing.assert_array_equal(kept[0], [1.004, 3.0, 5.0])
+    np.testing.assert_array_equal(kept[1, usable[1]], [0.0, 9.0])

@@ -4,9 +4,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments.vaneb import simulations
 from experiments.vaneb.report import excess_figure, paired, slope, text
 from experiments.vaneb.report import excess_table as table_of
-from experiments.vaneb.simulations import CENTRES, SETTINGS, curves, plugged, repeat, simulate, van_trees
+from experiments.vaneb.simulations import (
+    CENTRES,
+    COLUMNS,
+    COUNTS,
+    SETTINGS,
+    curves,
+    plugged,
+    repeat,
+    simulate,
+    van_trees,
+)
+from pyrofl.empirical_bayes import npmle, smoothed
+from pyrofl.random import fold, generator, root
 
 
 def test_the_curves_are_five_of_radius_about_one_around_their_centres():
@@ -58,3 +71,40 @@ def test_the_slope_of_a_power_law():
     value, error = slope(table_of(rows), "mild", "vaneb")
     assert value == pytest.approx(-1.0, abs=1e-9)
     assert error < 1e-6
+
+
+@pytest.mark.slow
+def test_intervals_of_small_counts_cover_with_their_exact_likelihood_alone():
+    exact, normal = [], []
+    for seed in range(2):
+        sample = simulate(SETTINGS["boundary"], 400, np.random.default_rng(seed))
+        for kernel, inside in ((sample.exact, exact), (sample.kernel, normal)):
+            low, high = smoothed(npmle(kernel, tolerance=1e-3)).posterior(kernel).interval()
+            inside.append(((low <= sample.theta) & (sample.theta <= high)).mean())
+    assert 0.92 <= np.mean(exact) <= 0.97
+    assert np.mean(normal) < 0.7  # why the counts should be handed in
+
+
+def test_rows_of_counts_and_the_error_of_their_probabilities():
+    rows = pd.DataFrame(repeat("boundary", 60, 0))
+    alone = pd.DataFrame(repeat("boundary", 60, 0, only_counts=True))
+    assert set(COUNTS[:3]) == set(alone.method) < set(rows.method)
+    sample = simulate(SETTINGS["boundary"], 60, generator(fold(root(2024), "boundary", 60, 0)))
+    odds = [np.exp(np.column_stack([np.zeros(60), t])) for t in (sample.theta, sample.kernel.z)]
+    truth, raw = (o / o.sum(axis=1, keepdims=True) for o in odds)
+    by_method = rows.set_index("method")
+    assert by_method.chance_error["raw"] == pytest.approx(((raw - truth) ** 2).sum(axis=1).mean())
+    assert by_method.chance_error["vaneb_exact"] < 2 * by_method.chance_oracle["vaneb_exact"]
+    assert "error of the class probabilities" in text(rows)
+
+
+def test_earlier_rows_are_kept_digit_for_digit(tmp_path, monkeypatch):
+    path = tmp_path / "simulations.csv"
+    same = "mild,50,0,raw,0.10000000000000001,1.0,,,,,,\n"
+    path.write_text(",".join(COLUMNS) + "\n" + same + "boundary,50,0,raw,9,9,,,,,,\nboundary,400,0,raw,8,8,,,,,,\n")
+    monkeypatch.setattr(simulations, "REPEATS", {50: 1, 400: 1})
+    monkeypatch.setattr("sys.argv", ["x", "--settings", "boundary", "--sizes", "50", "--out", str(tmp_path)])
+    simulations.main()
+    lines = path.read_text().splitlines(keepends=True)
+    assert lines[1] == same and lines[2].startswith("boundary,400") and "boundary,50,0,raw,9" not in "".join(lines)
+    assert any(line.startswith("boundary,50,0,exact_cross") for line in lines)
