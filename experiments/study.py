@@ -132,13 +132,14 @@ def _arm(path: Path, name: str, table: Table) -> Arm:
 
 
 def merged(base: Table, more: Mapping[str, Any]) -> Table:
-    """`base` with the values of `more` in place of its own, table by table; a new `name` replaces its whole table,
-    except for the budget of a method."""
+    """`base` with the values of `more` in place of its own, table by table; a new `name` or `kind` replaces its
+    whole table, except for the budget of a method."""
     out = copy.deepcopy(base)
     for key, value in more.items():
         old = out.get(key)
         if isinstance(value, Mapping) and isinstance(old, dict):
-            keep = old if key == "method" or value.get("name", old.get("name")) == old.get("name") else {}
+            same = all(value.get(k, old.get(k)) == old.get(k) for k in ("name", "kind"))
+            keep = old if key == "method" or same else {}
             out[key] = merged(keep, value)
         else:
             out[key] = copy.deepcopy(value)
