@@ -124,11 +124,11 @@ class Study:
 
 def _arm(path: Path, name: str, table: Table) -> Arm:
     tables = dict(table)
-    tune = tables.pop("tune", {})
+    tune, after = tables.pop("tune", {}), tables.pop("from", None)
     if len(tune) > 1:
         raise ConfigError(f"{path}: arm {name!r} tunes {len(tune)} keys; every arm tunes one, so that all have as much")
     ((key, values),) = tune.items() or ((None, ()),)
-    return Arm(name, tables, key, tuple(values), tables.pop("from", None))
+    return Arm(name, tables, key, tuple(values), after)
 
 
 def merged(base: Table, more: Mapping[str, Any]) -> Table:
@@ -168,6 +168,10 @@ class Job:
         """What decides its numbers."""
         return " ".join(f"{c.identity()} {c.rounds}" for c in (self.config, self.first) if c is not None)
 
+    def starting(self, first: Path) -> Config:
+        """Its configuration, with the directory of the first run."""
+        return self.config if self.first is None else replace(self.config, start=str(first))
+
 
 def held_out_nll(config: Config) -> float:
     """Mean over clients of the held-out negative log-likelihood after the last round, in nats per row."""
@@ -185,11 +189,9 @@ def tuning_score(job: Job, file: Path) -> float:
     """`held_out_nll`, kept in a file; a first run holds out the same rows."""
     torch.set_num_threads(1)
     with TemporaryDirectory() as place:
-        config = job.config
         if job.first is not None:
             to_the_end(job.first, Path(place), hold_out=True)
-            config = replace(config, start=place)
-        nll = held_out_nll(config)
+        nll = held_out_nll(job.starting(Path(place)))
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"nll": nll}))
     return nll
@@ -198,10 +200,9 @@ def tuning_score(job: Job, file: Path) -> float:
 def trained(job: Job, folder: Path) -> Path:
     """The run directory of a job, trained to its last round; it holds that of the first run."""
     torch.set_num_threads(1)
-    config = job.config
     if job.first is not None:
-        config = replace(config, start=str(to_the_end(job.first, folder / FIRST)))
-    return to_the_end(config, folder)
+        to_the_end(job.first, folder / FIRST)
+    return to_the_end(job.starting(folder / FIRST), folder)
 
 
 def to_the_end(config: Config, folder: Path, *, hold_out: bool = False) -> Path:
@@ -220,7 +221,7 @@ def scored(job: Job, folder: Path) -> Path:
     """A finished run with the scores on shared rows that are asked for by now: they decide nothing, and it is not
     trained again."""
     torch.set_num_threads(1)
-    run = assemble(job.config).run(RunDirectory(folder), read_only=True)
+    run = assemble(job.starting(folder / FIRST)).run(RunDirectory(folder), read_only=True)
     now = Round(run.round, scores=evaluated(run).scores)
     later = pd.DataFrame([r for r in rows_of(now) if r.split == "test"])
     later.to_csv(folder / LATER, index=False)

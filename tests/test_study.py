@@ -193,6 +193,9 @@ def test_an_arm_starts_from_the_model_of_another_which_is_chosen_before(
     assert torch.equal(heads_now[body], model[body]), "and its model is where this arm starts"
     scores, plain = (runner.results().set_index("arm").loc[name] for name in ("heads", "fedavg"))
     assert scores["bytes"] > plain["bytes"] and scores["seconds"] > plain["seconds"], "both runs were paid for"
+    asked = Here(Study.read(tiny, "cpu", ["evaluate.balanced=true"]).only(["heads"]), tmp_path / "out", 1)
+    asked.run()
+    assert asked.results()["balanced/accuracy"].notna().all(), "it can be scored later too"
 
 
 def test_the_first_run_of_a_candidate_holds_out_the_same_rows(tiny: Path, tmp_path: Path) -> None:
