@@ -197,13 +197,14 @@ def _first(path: Path, arm: Arm, kind: str, here: Mapping[str, Arm], tables: Tab
 
 
 def merged(base: Table, more: Mapping[str, Any]) -> Table:
-    """`base` with the values of `more` in place of its own, table by table; a new `name` replaces its whole table,
-    except for the budget of a method."""
+    """`base` with the values of `more` in place of its own, table by table; a new `name` or `kind` replaces its
+    whole table, except for the budget of a method."""
     out = copy.deepcopy(base)
     for key, value in more.items():
         old = out.get(key)
         if isinstance(value, Mapping) and isinstance(old, dict):
-            keep = old if key == "method" or value.get("name", old.get("name")) == old.get("name") else {}
+            same = all(value.get(k, old.get(k)) == old.get(k) for k in ("name", "kind"))
+            keep = old if key == "method" or same else {}
             out[key] = merged(keep, value)
         else:
             out[key] = copy.deepcopy(value)
@@ -232,6 +233,10 @@ class Job:
         """What decides its numbers."""
         return " ".join(f"{c.identity()} {c.rounds}" for c in (self.config, self.first) if c is not None)
 
+    def starting(self, first: Path) -> Config:
+        """Its configuration, with the directory of the first run."""
+        return self.config if self.first is None else replace(self.config, start=str(first))
+
 
 def held_out_nll(config: Config) -> float:
     """Mean over clients of the held-out negative log-likelihood after the last round, in nats per row."""
@@ -249,11 +254,9 @@ def tuning_score(job: Job, file: Path) -> float:
     """`held_out_nll`, kept in a file; a first run holds out the same rows."""
     torch.set_num_threads(1)
     with TemporaryDirectory() as place:
-        config = job.config
         if job.first is not None:
             to_the_end(job.first, Path(place), hold_out=True)
-            config = replace(config, start=place)
-        nll = held_out_nll(config)
+        nll = held_out_nll(job.starting(Path(place)))
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"nll": nll}))
     return nll
@@ -262,10 +265,9 @@ def tuning_score(job: Job, file: Path) -> float:
 def trained(job: Job, folder: Path) -> Path:
     """The run directory of a job, trained to its last round; it holds that of the first run."""
     torch.set_num_threads(1)
-    config = job.config
     if job.first is not None:
-        config = replace(config, start=str(to_the_end(job.first, folder / FIRST)))
-    return to_the_end(config, folder)
+        to_the_end(job.first, folder / FIRST)
+    return to_the_end(job.starting(folder / FIRST), folder)
 
 
 def to_the_end(config: Config, folder: Path, *, hold_out: bool = False) -> Path:
@@ -284,7 +286,7 @@ def scored(job: Job, folder: Path) -> Path:
     """A finished run with the scores on shared rows that are asked for by now: they decide nothing, and it is not
     trained again."""
     torch.set_num_threads(1)
-    run = assemble(job.config).run(RunDirectory(folder), read_only=True)
+    run = assemble(job.starting(folder / FIRST)).run(RunDirectory(folder), read_only=True)
     now = Round(run.round, scores=evaluated(run).scores)
     later = pd.DataFrame([r for r in rows_of(now) if r.split == "test"])
     later.to_csv(folder / LATER, index=False)

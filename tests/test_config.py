@@ -203,7 +203,7 @@ def test_a_wrong_type_is_an_error_that_names_the_key_and_the_value(path: str, va
         ({"guide": {"name": "normal", "init_scale": float("inf")}}, "guide.init_scale must be positive and finite"),
         ({"data": {"name": "synthetic", "spread": float("inf")}}, "data.spread must be 0 or positive, and finite"),
         ({"data": {"name": "synthetic", "shift": float("nan")}}, "data.shift must be 0 or positive, and finite"),
-        ({"method": {"name": "fedpa", "warmup": -1}}, "method.warmup is a number of rounds, 0 or more, got -1"),
+        ({"method": {"name": "fedpa", "warmup": -1}}, "method.warmup must be at least 0 rounds, got -1"),
         ({"device": f"cuda:{torch.cuda.device_count()}"}, 'here; use "cpu" or "auto"'),
         ({"method": {"name": "npeb", "tolerance": -1.0}}, "method.tolerance must be positive, got -1.0"),
         ({"method": {"name": "vaneb", "tolerance": float("nan")}}, "tolerance must be positive and finite, got nan"),

@@ -68,6 +68,14 @@ def test_an_arm_changes_what_it_names_and_keeps_the_budget() -> None:
     assert base["model"] == {"name": "a", "hidden": 3}
 
 
+def test_another_kind_of_split_takes_nothing_from_the_one_before() -> None:
+    base = {"data": {"name": "d", "split": {"kind": "dirichlet", "alpha": 0.5}, "test": 0.2}}
+    out = merged(base, {"data": {"split": {"kind": "iid"}}})
+    assert out == {"data": {"name": "d", "split": {"kind": "iid"}, "test": 0.2}}
+    out = merged(base, {"data": {"split": {"alpha": 0.1}}})
+    assert out["data"]["split"] == {"kind": "dirichlet", "alpha": 0.1}
+
+
 def test_a_scale_changes_the_base_and_unknown_names_are_refused(tiny: Path) -> None:
     study = Study.read(tiny, "smoke", ["method.size=4"])
     assert study.seeds == (1,) and study.base["rounds"] == 1 and study.base["method"]["size"] == 4
@@ -185,6 +193,9 @@ def test_an_arm_starts_from_the_model_of_another_which_is_chosen_before(
     assert torch.equal(heads_now[body], model[body]), "and its model is where this arm starts"
     scores, plain = (runner.results().set_index("arm").loc[name] for name in ("heads", "fedavg"))
     assert scores["bytes"] > plain["bytes"] and scores["seconds"] > plain["seconds"], "both runs were paid for"
+    asked = Here(Study.read(tiny, "cpu", ["evaluate.balanced=true"]).only(["heads"]), tmp_path / "out", 1)
+    asked.run()
+    assert asked.results()["balanced/accuracy"].notna().all(), "it can be scored later too"
 
 
 def test_the_first_run_of_a_candidate_holds_out_the_same_rows(tiny: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -93,8 +93,9 @@ class FedPop(Untuned, ByRows, FedAvg):
         states = LastStates(f, chain, only(down, p.trainable), data.steps(self.epochs, self.size))
         begin = {**down, **{k: chain[k][-1] for k in mu}}  # in the order of the server, which files do not keep
         noisy = SGLD(self.optimizer.lr, temperature=1 / data.n.clamp_min(1).double(), key=fold(key, "langevin"))
-        how: dict[str, Any] = {"optimizer": noisy, "names": self.mine, "after": states.after, "kept": states.kept}
-        theta, info = self.fit(f, begin, data, key, **how)
+        theta, info = self.fit(
+            f, begin, data, key, optimizer=noisy, names=self.mine, after=states.after, kept=states.kept
+        )
         gap = {k: z - mu[k] for k, z in part(theta, "chain").items()}  # (S, ...)
         first, second = ({k: d.pow(e).mean(0) for k, d in gap.items()} for e in (1, 2))
         points = only(p.refresh(only(theta, p.theta0), data), p.buffers)
