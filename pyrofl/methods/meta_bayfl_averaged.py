@@ -27,14 +27,14 @@ _WORST = 1e6  # nats a row: what a client says of a model that is not finite
 class MetaBayFLAveraged(OwnTuning, BayFL):
     """One global posterior for each candidate optimizer; now and then all go on from the one with the best clients.
 
-    Each candidate i has a line: clients train w_i for T local epochs with it, and w_i <- average over clients. The server's
-    choice is the line whose clients' models, after their local steps, have the lowest mean loss on held-out rows d_n.
-    Every `exchange` rounds all lines go on from the chosen average, so that rates can change as training goes on.
+    Each candidate i has a line: clients train w_i for T local epochs with it, and w_i <- average over clients. The
+    server's choice is the line whose clients' models, after their local steps, have the lowest mean loss on held-out
+    rows d_n. Every `exchange` rounds all lines go on from the chosen average, so that rates can change on the way.
 
     Meta-BayFL's trials judge a rate by one client's epoch. That favours a rate that is fast at first and ends in a poor
-    average: what is compared here went through `exchange` rounds of averaging. It trains J candidates for T epochs, where
-    Meta-BayFL tries J for `trial_epochs` and trains one for T, and sends J posteriors in place of one. A client predicts
-    with the chosen line's model after its own local steps (`finetune`).
+    average: what is compared here went through `exchange` rounds of averaging. It trains J candidates for T epochs,
+    where Meta-BayFL tries J for `trial_epochs` and trains one for T, and sends J posteriors in place of one. A client
+    predicts with the chosen line's model after its own local steps (`finetune`).
 
     Reference: ours, after Rahman, Nguyen, 2026, algorithm 1; Jaderberg and others, "Population Based Training", 2017.
     """
