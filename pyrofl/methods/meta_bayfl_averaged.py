@@ -34,7 +34,8 @@ class MetaBayFLAveraged(OwnTuning, BayFL):
     Meta-BayFL's trials judge a rate by one client's epoch. That favours a rate that is fast at first and ends in a poor
     average: what is compared here went through `exchange` rounds of averaging. It trains J candidates for T epochs,
     where Meta-BayFL tries J for `trial_epochs` and trains one for T, and sends J posteriors in place of one. A client
-    predicts with the chosen line's model after its own local steps (`finetune`).
+    predicts with the chosen line's model after local steps on all its rows, held-out ones too (`finetune`): by then
+    they have made their choice.
 
     Reference: ours, after Rahman, Nguyen, 2026, algorithm 1; Jaderberg and others, "Population Based Training", 2017.
     """
@@ -96,8 +97,7 @@ class MetaBayFLAveraged(OwnTuning, BayFL):
         w = pick(part(down, "lines"), down["best"])
         if not self.finetune:
             return w
-        rows, _ = data.split(self.holdout)
-        y, _ = Candidates(self.optimizers).run(self._training(rows, key), w, down["best"])
+        y, _ = Candidates(self.optimizers).run(self._training(data, key), w, down["best"])
         return self.program.refresh(y, data)
 
     def _training(self, rows: Data, key: Tensor) -> Fit:

@@ -92,13 +92,12 @@ def test_a_line_that_diverges_stays_where_it_was_and_is_never_chosen(program: Pr
     assert int(new["best"]) == 1
 
 
-def test_the_personal_model_is_the_chosen_line_after_local_steps_with_its_rate(program: Program) -> None:
+def test_the_personal_model_is_the_chosen_line_after_local_steps_on_all_rows_with_its_rate(program: Program) -> None:
     method = averaged(program)
     down = {**method.down(apart(method.init(root(4))), 0), "best": torch.tensor(2)}
-    train, _ = DATA.split(0.2)
     own = method.personal(down, {}, DATA, root(5))
     plain = BayFL(program, CANDIDATES[2], epochs=2, size=4)
-    close(own, plain.train(unstack(part(down, "lines"), 2), train, root(5))[0], tolerance=1e-9)
+    close(own, plain.train(unstack(part(down, "lines"), 2), DATA, root(5))[0], tolerance=1e-9)
     same(averaged(program, finetune=False).personal(down, {}, DATA, root(5)), unstack(part(down, "lines"), 2))
 
 
