@@ -30,7 +30,7 @@ test: lint ## lint, types and all tests but the slow ones
 test-all: lint ## lint, types and all tests
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2
 
-test-flower: $(VENV)/installed-flower ## Flower in earnest: a simulation, a deployment and its faults; a quarter of an hour
+test-flower: $(VENV)/installed-flower ## Flower in earnest: a simulation, a deployment and its faults; 9 minutes on two busy cores
 	PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest tests/flower
 
 lint: $(VENV)/installed-test ## ruff and mypy

@@ -13,7 +13,7 @@ whose run is trained first, with the value chosen for it: this arm starts from i
     base = { rounds = 10, data = {...}, model = {...}, method = { epochs = 2, size = 32 } }
     arms.fedavg = { method = { name = "fedavg" }, tune = { "method.optimizer" = ["sgd:0.1", "sgd:0.03"] } }
     arms.heads = { from = "fedavg", rounds = 1, method = { name = "vaneb_ft" } }
-    scales.smoke = { seeds = [1], set = ["rounds=1"] }
+    scales.smoke = { seeds = [1], set = ["rounds=1"], only = ["fedavg"] }
 
 A table of a paper has rows or columns of its own, such as data sets and noise levels. Each is a cell, in which every
 arm runs, compared with `against` of the same cell:
@@ -146,7 +146,8 @@ class Study:
         against = table.get("against", next(iter(table["arms"])))
         if against not in table["arms"]:
             raise ConfigError(f"{path}: against = {against!r} is no arm{nearest(against, table['arms'])}")
-        return cls(table["title"], base, tuple(arms.values()), seeds, against, table.get("score", ""))
+        study = cls(table["title"], base, tuple(arms.values()), seeds, against, table.get("score", ""))
+        return study.only(chosen.get("only", ()))
 
     def only(self, names: Sequence[str]) -> Study:
         """The study of some arms: CELL/ARM, or all of an ARM's or of a CELL's."""

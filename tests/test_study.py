@@ -80,6 +80,10 @@ def test_a_scale_changes_the_base_and_unknown_names_are_refused(tiny: Path) -> N
     study = Study.read(tiny, "smoke", ["method.size=4"])
     assert study.seeds == (1,) and study.base["rounds"] == 1 and study.base["method"]["size"] == 4
     assert Study.read(tiny).base["rounds"] == 2
+    few = {**TINY, "scales": {"cpu": {"only": ["alone"]}, "full": {}}}
+    tiny.write_text(tomli_w.dumps(few))
+    assert [len(Study.read(tiny, scale).arms) for scale in ("cpu", "full")] == [1, 2]
+    tiny.write_text(tomli_w.dumps(TINY))
     with pytest.raises(ConfigError, match="there is no scale 'big'; it has cpu, smoke"):
         Study.read(tiny, "big")
     with pytest.raises(ConfigError, match="there is no arm 'fedavgg'; did you mean \"fedavg\""):
