@@ -309,7 +309,7 @@ def unscored(job: Job, folder: Path) -> bool:
 def finished(folder: Path, rounds: int) -> bool:
     """Whether a run directory holds all its rounds."""
     metrics = RunDirectory(folder).metrics
-    return metrics.exists() and int(pd.read_csv(metrics, usecols=["round"])["round"].max() or 0) >= rounds
+    return metrics.exists() and bool((pd.read_csv(metrics, usecols=["round"])["round"] >= rounds).any())
 
 
 def round_seconds(config: Config) -> float:

@@ -12,7 +12,7 @@ import tomli_w
 import torch
 from support.documents import ROOT
 
-from experiments.study import Runner, Study, held_out, merged, to_the_end
+from experiments.study import Runner, Study, finished, held_out, merged, to_the_end
 from experiments.study_report import beside_paper, difference, interval, table, write
 from pyrofl import assemble
 from pyrofl.config import ConfigError
@@ -221,6 +221,13 @@ def test_an_arm_that_starts_from_no_arm_or_from_a_second_run_is_refused(tiny: Pa
         tiny.write_text(tomli_w.dumps({**SECOND, "arms": arms}))
         with pytest.raises(ConfigError, match=reason):
             Study.read(tiny)
+
+
+def test_a_run_that_was_stopped_before_its_first_round_is_not_finished(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("round,client,split,metric,value\n")
+    assert not finished(tmp_path, 1)
+    (tmp_path / "metrics.csv").write_text("round,client,split,metric,value\n1,a,test,personal/nll,0.5\n")
+    assert finished(tmp_path, 1) and not finished(tmp_path, 2)
 
 
 def test_an_interval_is_students() -> None:
