@@ -70,20 +70,21 @@ def _by_cell(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def beside_paper(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
-    """One row an arm that the paper has too: its accuracy and ours in percent, and both differences from `against`."""
+    """One row an arm in the cells that the paper has: its accuracy and ours in percent, both less that of `against`."""
     rows = []
+    papers = {a.cell.name: a.cell.paper for a in study.arms if a.cell.paper}
     for cell, here in _by_cell(frame):
+        if (paper := papers.get(cell)) is None:
+            continue
         for name, runs in here.groupby("arm", sort=False):
-            paper = next(a.cell.paper for a in study.arms if a.cell.name == cell)
-            if name not in paper:
-                continue
-            row: dict[str, object] = {"cell": cell, "arm": name, "paper": f"{paper[str(name)]:.2f}"}
+            theirs = paper.get(str(name))
+            row: dict[str, object] = {"cell": cell, "arm": name, "paper": "" if theirs is None else f"{theirs:.2f}"}
             for score, heading in OURS.items():
                 if score in here and runs[score].notna().any():
                     row[heading] = _percent(runs[score])
             if study.against in paper:
-                gap = paper[str(name)] - paper[study.against]
-                row[f"paper - {study.against}"] = "" if name == study.against else f"{gap:+.2f}"
+                known = theirs is not None and name != study.against
+                row[f"paper - {study.against}"] = f"{theirs - paper[study.against]:+.2f}" if known else ""
                 row[f"ours - {study.against}"] = difference(study, here, str(name))
             rows.append(row)
     return pd.DataFrame(rows).fillna("")

@@ -292,7 +292,8 @@ def test_every_arm_runs_in_every_cell_with_the_choice_of_another_where_asked(
     assert by_name["more", "fedavg"] == by_name["same", "fedavg"]
 
     rows = beside_paper(study, frame).set_index(["cell", "arm"])
-    assert list(rows.index) == [("few", "fedavg"), ("few", "alone"), ("more", "fedavg")]
+    assert list(rows.index) == [("few", "fedavg"), ("few", "alone"), ("more", "fedavg"), ("more", "alone")]
+    assert rows.loc[("more", "alone"), ["paper", "paper - fedavg"]].tolist() == ["", ""]
     assert rows.loc[("few", "alone"), "paper - fedavg"] == "+10.50"
     assert rows.loc[("few", "alone"), "ours, own models"] == f"{100 * by_name['few', 'alone']:.1f}"
     write(study, frame, tmp_path / "results", "cells")
