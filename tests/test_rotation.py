@@ -43,7 +43,7 @@ def test_an_oblong_image_is_not_sheared() -> None:
 
 
 def test_an_eighth_of_a_turn_takes_the_mean_of_the_pixels_around() -> None:
-    """Of a 2 x 2 image: every centre comes from sqrt(1/2) off the middle, sqrt(1/2) - 1/2 beyond the centres of a side."""
+    """Of a 2 x 2 image: a centre comes from sqrt(1/2) off the middle, sqrt(1/2) - 1/2 beyond the centre of a side."""
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[None, None]
     sides = torch.tensor([[(1 + 2) / 2, (2 + 4) / 2], [(1 + 3) / 2, (3 + 4) / 2]])  # counter-clockwise: right to top
     expected = sides * (1 - (0.5**0.5 - 0.5))  # the rest of the weight is that of zeros
