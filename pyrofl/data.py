@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .random import fold, is_mapped, permutation
+from .rotation import rotated
 
 _SHY = 1 - 1e-9  # 0.3 epochs of 10 batches are 3 steps, though 0.3 * 10 may round to just above 3
 
@@ -177,6 +178,20 @@ class Scaling(NamedTuple):
         return data._replace(x=(data.x * self.spread.to(data.x.device) + self.center.to(data.x.device)).to(data.x))
 
 
+class Rotation(NamedTuple):
+    """A client's own angle, by which its images are turned counter-clockwise."""
+
+    degrees: float
+
+    def apply(self, data: Data) -> Data:
+        """Upright rows, turned."""
+        return data._replace(x=rotated(data.x, self.degrees))
+
+    def undo(self, data: Data) -> Data:
+        """Turned rows, upright: exact for quarter turns, else between pixels once more and without the corners."""
+        return data._replace(x=rotated(data.x, -self.degrees))
+
+
 @dataclass(frozen=True)
 class Client:
     """One participant: its name and its own rows."""
@@ -185,7 +200,7 @@ class Client:
     train: Data
     test: Data
     valid: Data | None = None  # training rows put aside, of which no model learns
-    scaling: Scaling | None = None  # what was done to the features of all its rows
+    transform: Scaling | Rotation | None = None  # what was done to the inputs of all its rows
 
 
 @dataclass(frozen=True)

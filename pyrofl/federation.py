@@ -1,4 +1,4 @@
-"""From one data set to a federation: server rows, partition, test rows, less data, noise, then scaling."""
+"""From one data set to a federation: server rows, partition, test rows, less data, rotation, noise, then scaling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import server_rows
-from .data import Client, Data, Dataset, Federation, Scaling
+from .data import Client, Data, Dataset, Federation, Rotation, Scaling
 from .noise import Noise
 from .partition import partition
 from .random import fold, generator
@@ -27,6 +27,7 @@ def federate(
     test: float = 0.2,
     fraction: float = 1.0,
     validation: float = 0.0,
+    rotation: float | None = None,
     noise: Mapping[str, Any] | None = None,
     standardise: Literal["none", "client"] = "none",
     empty: Literal["keep", "refuse"] = "keep",
@@ -42,10 +43,12 @@ def federate(
     2. Each client's rows are shuffled and round(test n) of them are its test rows: at least one and not all,
        where it has two rows or more.
     3. Of its training rows `fraction` stay, with the class proportions kept (`thin`).
-    4. `noise`, the arguments of `Noise`, falls on the splits that it names.
-    5. The last round(`validation` n) of a client's training rows, where it has two or more, are put aside: no
+    4. With `rotation` all images of client k of K are turned by k `rotation` / K degrees, k = 0, ..., K - 1.
+       Rows that belong to no client stay upright.
+    5. `noise`, the arguments of `Noise`, falls on the splits that it names.
+    6. The last round(`validation` n) of a client's training rows, where it has two or more, are put aside: no
        model learns from them.
-    6. With `standardise = "client"` each feature of a table gets mean 0 and standard deviation 1 over the
+    7. With `standardise = "client"` each feature of a table gets mean 0 and standard deviation 1 over the
        client's own training rows; its other rows are scaled by the same numbers.
 
     Train rows come in random order, and targets as the likelihood scores them: int64 for categorical, else
@@ -64,6 +67,13 @@ def federate(
             "standardise = 'client' is for tables (N, features) without shared test rows, which belong to no "
             f"client; here x has shape {tuple(dataset.x.shape)}: use 'none'"
         )
+    if rotation is not None and not 0 <= rotation <= 360:
+        raise ValueError(f"rotation is the range of the clients' angles in degrees, in [0, 360], got {rotation}")
+    if rotation and dataset.x.dim() != 4:
+        raise ValueError(
+            "rotation is for images (N, channels, height, width); here x has shape "
+            f"{tuple(dataset.x.shape)}: use rotation = 0, or load images"
+        )
     if split is None:
         split = {"kind": "iid" if dataset.site is None else "site"}
     total, taken = len(dataset.y), server_rows.take(dataset, unlabelled, labelled, fold(key, "server"))
@@ -71,10 +81,11 @@ def federate(
     left = np.setdiff1d(np.arange(total), taken)
     parts = [left[part] for part in parts]
     names = dataset.sites if split["kind"] == "site" else [f"client{i}" for i in range(len(parts))]
+    step = (rotation or 0.0) / max(len(parts), 1)
     disturb = Noise.of(noise) if noise is not None else None
 
-    def finish(x: Tensor, y: Tensor, part: str, *path: int) -> Data:
-        data = Data.of(x, y)
+    def finish(x: Tensor, y: Tensor, part: str, *path: int, turn: Rotation | None = None) -> Data:
+        data = Data.of(x, y) if turn is None else turn.apply(Data.of(x, y))
         if disturb is not None and part in disturb.splits:
             data = disturb(data, len(dataset.classes), fold(key, "noise", part, *path))
         return data if dataset.likelihood == "categorical" else data._replace(y=data.y.float())
@@ -83,8 +94,9 @@ def federate(
     for i, (name, part) in enumerate(zip(names, parts)):
         train, held = _hold_out(part, test, generator(fold(key, "test", i)))
         train = train[thin(dataset.y.numpy()[train], fraction, generator(fold(key, "fraction", i)))]
-        learn, valid = _put_aside(finish(dataset.x[train], dataset.y[train], "train", i), validation)
-        client = Client(name, learn, finish(dataset.x[held], dataset.y[held], "test", i), valid)
+        turn = Rotation(i * step) if rotation else None
+        learn, valid = _put_aside(finish(dataset.x[train], dataset.y[train], "train", i, turn=turn), validation)
+        client = Client(name, learn, finish(dataset.x[held], dataset.y[held], "test", i, turn=turn), valid, turn)
         people.append(_standardised(client) if standardise == "client" else client)
     common = finish(*dataset.test, "common") if dataset.test is not None else None
     kept = finish(dataset.x[taken], dataset.y[taken], "server")
@@ -104,6 +116,7 @@ def federate(
         f"test rows: {test:.0%} of each client's rows, at random after the split": test > 0,
         f"training rows: {fraction:.0%} of each client's, class by class; test rows are all kept": fraction < 1,
         f"validation rows: {validation:.0%} of each client's training rows, of which no model learns": validation > 0,
+        f"images of client k = 0, ..., {len(people) - 1} turned by {step:g} k degrees": step > 0,
         str(disturb): disturb is not None,
         "features standardised by each client's own training rows": standardise == "client",
         said: bool(bare),
@@ -195,7 +208,7 @@ def _standardised(client: Client) -> Client:
         train=scaling.apply(client.train),
         test=scaling.apply(client.test),
         valid=None if client.valid is None else scaling.apply(client.valid),
-        scaling=scaling,
+        transform=scaling,
     )
 
 

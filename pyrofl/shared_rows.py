@@ -23,17 +23,17 @@ Scores = dict[str, dict[str, float | None]]
 
 
 def shared_rows(federation: Federation) -> Data:
-    """The data set's own test rows, or else all clients' test rows together, before any client's scaling."""
+    """The data set's own test rows, or else all clients' test rows together, before any client's transform."""
     if federation.common is not None:
         return federation.common
-    tests = [c.test if c.scaling is None else c.scaling.undo(c.test) for c in federation.clients]
+    tests = [c.test if c.transform is None else c.transform.undo(c.test) for c in federation.clients]
     return Data.of(*(torch.cat([getattr(t, part)[: t.rows] for t in tests]) for part in ("x", "y")))
 
 
 class SharedRows:
     """Scores of the personal models that it is shown; nothing else is kept of a client.
 
-    Each client's model sees the rows through the client's own scaling.
+    Each client's model sees the rows through the client's own transform: scaled or turned as its own rows are.
 
     Reference: Chang, Auddy, Paul, "balanced" and "client-matched" evaluation.
     """
@@ -55,7 +55,7 @@ class SharedRows:
     def see(self, client: int, theta: Tree) -> None:
         """Score a client's own model."""
         who = self.clients[client]
-        rows = self.rows if who.scaling is None else who.scaling.apply(self.rows)
+        rows = self.rows if who.transform is None else who.transform.apply(self.rows)
         arrays = evaluate.predict(
             self.method,
             theta,

@@ -111,7 +111,7 @@ def test_every_file_says_what_it_is() -> None:
 
 # arrows point inwards: a file may import only from its own layer and those before it
 LAYERS = (
-    {"names", "limits", "suggest", "version", "tree", "random", "matching", "mixing"},
+    {"names", "limits", "suggest", "version", "tree", "random", "rotation", "matching", "mixing"},
     {"masks"},
     {"data", "plain", "optim", "likelihoods", "guides", "handlers", "meanfield", "bayesian", "fastpath", "program"},
     {"together"},

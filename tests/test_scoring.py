@@ -116,8 +116,8 @@ def test_each_client_sees_the_shared_rows_through_its_own_scaling():
     visitor = SharedRows(method, wide, ("balanced",), key=root(0), draws=1, together=False)
     for i, client in enumerate(made.clients):
         visitor.see(i, method.init(root(1)))
-        assert client.scaling is not None
-        torch.testing.assert_close(seen[-1], client.scaling.apply(together).x)
+        assert client.transform is not None
+        torch.testing.assert_close(seen[-1], client.transform.apply(together).x)
         own = slice(4 * i, 4 * i + 4)
         torch.testing.assert_close(seen[-1][own], client.test.x, atol=1e-5, rtol=1e-5)
 
@@ -193,8 +193,8 @@ def test_validation_rows_are_scaled_with_the_rest():
     made = federate(synthetic(sites=2, rows=40), key=root(5), validation=0.5, standardise="client")
     plain = federate(synthetic(sites=2, rows=40), key=root(5), validation=0.5)
     for a, b in zip(made.clients, plain.clients):
-        assert a.valid is not None and b.valid is not None and a.scaling is not None
-        torch.testing.assert_close(a.valid.x, a.scaling.apply(b.valid).x)
+        assert a.valid is not None and b.valid is not None and a.transform is not None
+        torch.testing.assert_close(a.valid.x, a.transform.apply(b.valid).x)
         torch.testing.assert_close(a.train.x.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
 
 
