@@ -94,9 +94,13 @@ class StudyFile:
 
 def _load_data(study: Study) -> None:
     """Load each data set of a study once, so that a missing one is told before hundreds of runs fail."""
-    by_name = {str(arm.table["data"]["name"]): arm for arm in study.arms}
+    by_name = {str(arm.table["data"]["name"]): arm for arm in reversed(study.arms)}
     for arm in by_name.values():
-        assemble(arm.config(study.seeds[0], next(iter(arm.candidates), None)))
+        try:
+            assemble(arm.config(study.seeds[0], next(iter(arm.candidates), None)))
+        except ConfigError as error:
+            if lacks_data(error):
+                raise  # anything else is that arm's own failure, told by its run
 
 
 @dataclass(frozen=True)

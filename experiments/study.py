@@ -451,7 +451,10 @@ class Runner:
 
     def _bar(self) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+        quiet = not console.is_terminal  # a log takes no bars
+        return Progress(
+            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True, disable=quiet
+        )
 
     def results(self) -> pd.DataFrame:
         """One row an arm and seed that is finished."""
@@ -492,9 +495,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="run directories and results")
     parser.add_argument("--scale", default="cpu", help="cpu, or another scale of the file: smoke, full")
-    parser.add_argument(
-        "--jobs", type=int, default=2, help="runs at the same time, 0: in this process"
-    )
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, 0: in this process")
     parser.add_argument("--only", nargs="+", default=[], metavar="ARM")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the base run")
     parser.add_argument("--results", type=Path, help="folder of results.*; default: --out")
