@@ -2,11 +2,13 @@
 
     python -m experiments.run_all --scale smoke|cpu|full --out DIR [--jobs 2] [--only NAME ...]
 
-smoke shows in minutes that everything runs, cpu gives the committed results, full what needs days or a GPU; an
+smoke shows in minutes that everything runs, cpu is what the committed results were made at, full is larger; an
 experiment without a full scale runs at cpu. Studies run `jobs` runs at a time; at smoke everything is in this process.
 
-Each experiment has its folder DIR/NAME, with the log of a script in log.txt, and DIR/index.md shows all results. One
-that fails does not stop the others, nor does one whose data are missing. Exit status 1: something failed.
+Each experiment has its folder DIR/NAME, with what a script printed in log.txt, and DIR/index.md shows all results. One
+that fails does not stop the others. One whose data are missing is named and left out, which is no failure: at smoke that
+can be those on the hospitals and on Office-Caltech-10; the others take data that are always there. Exit status 1: some
+failed.
 """
 
 from __future__ import annotations
@@ -218,7 +220,9 @@ def shown(outcomes: Sequence[Outcome], out: Path) -> Table:
     table = Table("experiment", "state", "seconds", "results")
     for o in outcomes:
         first = next((f for s in (".md", ".csv") for f in results(out / o.name, s)), None)
-        table.add_row(o.name, o.state, f"{o.seconds:.0f}", str(first) if first and not o.reason else "")
+        table.add_row(
+            o.name, o.state, f"{o.seconds:.0f}", str(first.relative_to(out)) if first and not o.reason else ""
+        )
     return table
 
 
@@ -246,7 +250,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asked.out.mkdir(parents=True, exist_ok=True)
         (asked.out / "index.md").write_text(index(experiments, outcomes, asked.scale, asked.out), encoding="utf-8")
     console.print(shown(outcomes, asked.out))
-    for state, heading in (("no data", "without data, and not run"), ("failed", "failed")):
+    for state, heading in (
+        ("no data", "without data, and not run; docs/data.md says where data sets lie"),
+        ("failed", "failed"),
+    ):
         there = [o for o in outcomes if o.state == state]
         if there:
             console.print(f"{len(there)} {heading}:", style="red" if state == "failed" else "yellow")

@@ -451,10 +451,8 @@ class Runner:
 
     def _bar(self) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        quiet = not console.is_terminal  # a log takes no bars
-        return Progress(
-            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True, disable=quiet
-        )
+        times = (TimeElapsedColumn(), TimeRemainingColumn())
+        return Progress(*columns, *times, console=console, transient=True, disable=not console.is_terminal)
 
     def results(self) -> pd.DataFrame:
         """One row an arm and seed that is finished."""
