@@ -6,8 +6,8 @@ smoke shows in minutes that everything runs, cpu is what the committed results w
 experiment without a full scale runs at cpu. Studies run `jobs` runs at a time; at smoke everything is in this process.
 
 Each experiment has its folder DIR/NAME, with what a script printed in log.txt, and DIR/index.md shows all results. One
-that fails does not stop the others. One whose data are missing is named and left out, which is no failure: at smoke that
-can be those on the hospitals and on Office-Caltech-10; the others take data that are always there. Exit status 1: some
+that fails does not stop the others. One whose data are missing is named and left out, which is no failure: at smoke
+that can be those on the hospitals and on Office-Caltech-10; the others take data that are always there. Exit status 1: some
 failed.
 """
 
@@ -174,7 +174,8 @@ def attempt(experiment: Experiment, scale: str, out: Path, jobs: int) -> Outcome
     try:
         state = "done" if experiment.run(scale, out, jobs) else "was done"
     except (Exception, SystemExit) as error:  # of any kind: the other experiments go on
-        state, reason = "no data" if lacks_data(error) else "failed", f"{type(error).__name__}: {error}"
+        missing = lacks_data(error)
+        state, reason = ("no data", str(error)) if missing else ("failed", f"{type(error).__name__}: {error}")
     return Outcome(experiment.name, state, time.perf_counter() - began, reason)
 
 
@@ -203,7 +204,7 @@ def results(folder: Path, *suffixes: str) -> list[Path]:
 def index(experiments: Sequence[Experiment], outcomes: Sequence[Outcome], scale: str, out: Path) -> str:
     """Every result that is in DIR, and what is not there, as Markdown."""
     parts = [f"# Experiments at the scale {scale}", f"pyrofl {pyrofl.__version__}"]
-    lacking = [f"- {o.name}: {o.state}. {o.reason}" for o in outcomes if o.reason]
+    lacking = [f"- {o.name}: {o.state}: {o.reason}" for o in outcomes if o.reason]
     parts += ["\n".join(lacking)] if lacking else []
     for experiment in experiments:
         files = results(out / experiment.name, ".md", ".csv", ".png")
@@ -217,7 +218,9 @@ def index(experiments: Sequence[Experiment], outcomes: Sequence[Outcome], scale:
 
 def shown(outcomes: Sequence[Outcome], out: Path) -> Table:
     """A row an experiment."""
-    table = Table("experiment", "state", "seconds", "results")
+    table = Table()
+    for name in ("experiment", "state", "seconds", "results"):
+        table.add_column(name, overflow="fold")
     for o in outcomes:
         first = next((f for s in (".md", ".csv") for f in results(out / o.name, s)), None)
         table.add_row(

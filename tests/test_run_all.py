@@ -72,13 +72,11 @@ def test_one_that_fails_and_one_without_data_stop_nothing(
     assert ended.value.code == 1
     assert "4 experiments at the scale cpu\nabout 2 minutes for the 1 that can be estimated" in said
     assert "2 failed:\n  bad: ZeroDivisionError: by [0]\n  ends: SystemExit: 2\n" in said
-    assert (
-        "1 without data, and not run; docs/data.md says where data sets lie:\n  far: ConfigError: data: mnist" in said
-    )
+    assert "1 without data, and not run; docs/data.md says where data sets lie:\n  far: data: mnist" in said
     assert "is not at /nowhere: put it there\n" in said
     text = (tmp_path / "out" / "index.md").read_text()
     assert "## good\n\n[own.md](good/own.md)\n\n![own](good/own.png)\n" in text
-    assert "- far: no data. ConfigError: data: mnist is not at /nowhere" in text and "## bad" not in text
+    assert "- far: no data: data: mnist is not at /nowhere" in text and "## bad" not in text
 
     main([*asked, "--only", "good", "far"])  # without data is no failure
     said = capsys.readouterr().out
