@@ -7,8 +7,8 @@ experiment without a full scale runs at cpu. Studies run `jobs` runs at a time; 
 
 Each experiment has its folder DIR/NAME, with what a script printed in log.txt, and DIR/index.md shows all results. One
 that fails does not stop the others. One whose data are missing is named and left out, which is no failure: at smoke
-that can be those on the hospitals and on Office-Caltech-10; the others take data that are always there. Exit status 1: some
-failed.
+that can be those on the hospitals and on Office-Caltech-10; the others take data that are always there.
+Exit status 1: something failed.
 """
 
 from __future__ import annotations

@@ -192,9 +192,9 @@ def test_everything_runs_at_smoke_in_minutes(
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PYROFL_DATA", str(write_data_root(tmp_path / "data")))
-    began = time.perf_counter()
+    began = time.process_time()  # all of it is in this process, on one thread
     main(["--scale", "smoke", "--out", str(tmp_path / "out")])
-    assert time.perf_counter() - began < 300
+    assert time.process_time() - began < 200, "CPU seconds, which do not depend on who else works here"
     said = capsys.readouterr().out
     assert said.count(": done, ") == len(everything()), said
     text = (tmp_path / "out" / "index.md").read_text()
