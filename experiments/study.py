@@ -25,6 +25,8 @@ candidate is taken instead of choosing again, and `only` the arms that run in it
 
 Every run is a run directory in DIR: what is there is not run again, and a run that was stopped goes on. The time that
 is left is estimated before anything starts, from one round of every arm. DIR gets FILE.csv, FILE.md and FILE.png.
+
+At the scale smoke nothing is chosen: every arm takes its first candidate. It shows that everything runs, and no more.
 """
 
 from __future__ import annotations
@@ -94,6 +96,11 @@ class Arm:
     def name(self) -> str:
         return f"{self.cell.name}/{self.kind}" if self.cell.name else self.kind
 
+    def untuned(self) -> Arm:
+        """The arm with the first of its candidates alone."""
+        first, tuned_as = (None if a is None else a.untuned() for a in (self.first, self.tuned_as))
+        return replace(self, candidates=self.candidates[:1], first=first, tuned_as=tuned_as)
+
     def config(self, seed: int, value: Any = None) -> Config:
         """The run at a seed, with `value` for what is tuned."""
         table = copy.deepcopy(self.table)
@@ -148,6 +155,10 @@ class Study:
             raise ConfigError(f"{path}: against = {against!r} is no arm{nearest(against, table['arms'])}")
         study = cls(table["title"], base, tuple(arms.values()), seeds, against, table.get("score", ""))
         return study.only(chosen.get("only", ()))
+
+    def untuned(self) -> Study:
+        """The study in which nothing is chosen: every arm, and what it starts from, takes its first candidate."""
+        return replace(self, arms=tuple(arm.untuned() for arm in self.arms))
 
     def only(self, names: Sequence[str]) -> Study:
         """The study of some arms: CELL/ARM, or all of an ARM's or of a CELL's."""
@@ -325,7 +336,7 @@ def round_seconds(config: Config) -> float:
 
 
 class Runner:
-    """Runs what is missing of a study, `jobs` at a time."""
+    """Runs what is missing of a study, `jobs` at a time; with 0, one after the other in this process."""
 
     def __init__(self, study: Study, out: Path, jobs: int):
         self.study, self.out, self.jobs = study, out, jobs
@@ -395,7 +406,7 @@ class Runner:
                 except (ValueError, ArithmeticError) as error:
                     self.failed[arm.name] = f"{type(error).__name__}: {error}"
                 bar.advance(task)
-        return sum(cost.get(arm.kind, 0.0) * count for arm, count in waiting) / self.jobs
+        return sum(cost.get(arm.kind, 0.0) * count for arm, count in waiting) / max(self.jobs, 1)
 
     def run(self) -> None:
         """Tune, then train every seed."""
@@ -417,6 +428,9 @@ class Runner:
     def _all(self, work: Mapping[Path, tuple[str, Callable[[Job, Path], Any], Job]]) -> None:
         if not work:
             return
+        if self.jobs == 0:
+            self._here(work)
+            return
         spawn = multiprocessing.get_context("spawn")
         with self._bar() as bar, ProcessPoolExecutor(self.jobs, mp_context=spawn) as pool:
             task = bar.add_task("runs", total=len(work))
@@ -426,9 +440,20 @@ class Runner:
                     self.failed[running[future]] = f"{type(error).__name__}: {error}"
                 bar.update(task, advance=1, description=f"runs ({running[future]})")
 
+    def _here(self, work: Mapping[Path, tuple[str, Callable[[Job, Path], Any], Job]]) -> None:
+        with self._bar() as bar:
+            task = bar.add_task("runs", total=len(work))
+            for place, (arm, do, job) in work.items():
+                try:
+                    do(job, place)
+                except Exception as error:  # of any kind, as from a process: the other arms go on
+                    self.failed[arm] = f"{type(error).__name__}: {error}"
+                bar.update(task, advance=1, description=f"runs ({arm})")
+
     def _bar(self) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+        times = (TimeElapsedColumn(), TimeRemainingColumn())
+        return Progress(*columns, *times, console=console, transient=True, disable=not console.is_terminal)
 
     def results(self) -> pd.DataFrame:
         """One row an arm and seed that is finished."""
@@ -469,12 +494,14 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="run directories and results")
     parser.add_argument("--scale", default="cpu", help="cpu, or another scale of the file: smoke, full")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, one thread each")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, 0: in this process")
     parser.add_argument("--only", nargs="+", default=[], metavar="ARM")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the base run")
     parser.add_argument("--results", type=Path, help="folder of results.*; default: --out")
     asked = parser.parse_args()
     study = Study.read(asked.file, asked.scale, asked.set).only(asked.only)
+    if asked.scale == "smoke":
+        study = study.untuned()
     runner = Runner(study, asked.out, asked.jobs)
     seconds = runner.estimate()
     console.print(f"{study.title}: {len(study.arms)} arms, about {seconds / 60:.1f} minutes with {asked.jobs} jobs")

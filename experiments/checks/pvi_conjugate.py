@@ -14,6 +14,7 @@ modes by gradient descent, as in any run. Stochastic gradients of few steps woul
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -139,11 +140,11 @@ def check(rounds: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("experiments/checks/results"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     table = check(options.rounds)
     options.out.mkdir(parents=True, exist_ok=True)
     table.to_csv(options.out / "pvi_conjugate.csv", index=False, float_format="%.4g")

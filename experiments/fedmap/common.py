@@ -144,12 +144,12 @@ def draw(frames: Mapping[str, pd.DataFrame], path: Path) -> Path:
     return save(drawn, path)
 
 
-def arguments(about: str | None) -> argparse.Namespace:
+def options_of(about: str | None, given: Sequence[str] | None) -> argparse.Namespace:
     """--scale smoke (one round, one seed) or cpu (the committed results), and --out."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=("smoke", "cpu"), default="cpu")
     parser.add_argument("--out", type=Path, default=HERE / "results")
-    options = parser.parse_args()
+    options = parser.parse_args(given)
     options.out.mkdir(parents=True, exist_ok=True)
     return options
 

@@ -5,7 +5,9 @@ python -m experiments.fedmap.domains [--scale smoke|cpu] [--out DIR]
 
 from __future__ import annotations
 
-from .common import ALONE, FEDAVG, FEDPROX, PUBLIC, Arm, arguments, report, scores, write
+from collections.abc import Sequence
+
+from .common import ALONE, FEDAVG, FEDPROX, PUBLIC, Arm, options_of, report, scores, write
 
 ARMS = {
     "alone": ALONE,
@@ -18,8 +20,8 @@ ARMS = {
 DOMAINS = ["amazon", "caltech10", "dslr", "webcam"]
 
 
-def main() -> None:
-    options = arguments(__doc__)
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = options_of(__doc__, arguments)
     smoke = options.scale == "smoke"
     less = ["rounds=1", "method.epochs=1", "model.channels=2"] if smoke else []
     frames = {"domains": scores("domains.toml", ARMS, seeds=[1] if smoke else [1, 2, 3], less=less)}

@@ -5,15 +5,17 @@ python -m experiments.fedmap.hospitals [--scale smoke|cpu] [--out DIR]
 
 from __future__ import annotations
 
-from .common import ARMS, Arm, arguments, report, scores, write
+from collections.abc import Sequence
+
+from .common import ARMS, Arm, options_of, report, scores, write
 
 BAYES = {"fedmap_bayes": Arm({"name": "fedmap"}, {"guide": {"name": "normal"}})}
 HOSPITALS = ["cleveland", "hungarian", "switzerland", "va"]
 AGAINST = [(a, "alone") for a in ("fedavg", "fedprox", "fedbn", "fedmap", "fedmap_fixed", "fedmap_single", *BAYES)]
 
 
-def main() -> None:
-    options = arguments(__doc__)
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = options_of(__doc__, arguments)
     smoke = options.scale == "smoke"
     less = ["rounds=1", "method.epochs=1", "evaluate.final_draws=2"] if smoke else []
     seeds = [1] if smoke else list(range(1, 11))

@@ -7,9 +7,11 @@ python -m experiments.fedmap.synthetic [--scale smoke|cpu] [--out DIR]
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
-from .common import ARMS, arguments, report, scores, write
+from .common import ARMS, options_of, report, scores, write
 
 GROUPS = {
     "clients 1 to 5": [f"client {i}" for i in range(1, 6)],
@@ -27,8 +29,8 @@ AGAINST = [
 ]
 
 
-def main() -> None:
-    options = arguments(__doc__)
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = options_of(__doc__, arguments)
     smoke = options.scale == "smoke"
     less = ["rounds=1", "method.epochs=1", "data.rows=40"] if smoke else []
     seeds = [1] if smoke else [1, 2, 3]

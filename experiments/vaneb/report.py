@@ -149,10 +149,10 @@ def prior_figure() -> Figure:
     return drawn
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("experiments/vaneb/results"))
-    out = parser.parse_args().out
+    out = parser.parse_args(arguments).out
     rows = pd.read_csv(out / "simulations.csv")
     save(excess_figure(rows), out / "excess.png", dpi=110)
     save(prior_figure(), out / "prior.png", dpi=110)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -244,14 +244,14 @@ def kept(path: Path, replaced: Callable[[pd.DataFrame], pd.Series]) -> pd.DataFr
     return rows[~replaced(rows)].reindex(columns=COLUMNS)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("experiments/vaneb/results"))
     parser.add_argument("--smoke", action="store_true", help="two sizes, one repeat")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--sizes", nargs="+", type=int, default=list(REPEATS), choices=list(REPEATS))
     parser.add_argument("--counts", action="store_true", help="only the rows of the methods in COUNTS")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     repeats = {50: 1, 100: 1} if options.smoke else {k: v for k, v in REPEATS.items() if k in options.sizes}
     path = options.out / "simulations.csv"
