@@ -32,7 +32,8 @@ from pyrofl import assemble
 from pyrofl.config import ConfigError
 from pyrofl.names import nearest
 
-from .study import Runner, Study
+from .study import Runner
+from .study_file import Study
 from .study_report import write
 
 HERE = Path(__file__).parent

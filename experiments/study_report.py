@@ -16,7 +16,7 @@ import pyrofl
 from pyrofl.plots import save
 from pyrofl.plots.style import figure, look, tidy
 
-from .study import Study
+from .study_file import Study
 from .tables import markdown, points
 
 COLUMNS = {  # score: heading

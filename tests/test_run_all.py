@@ -18,7 +18,8 @@ from test_study import CELLS, SECOND, TINY
 
 from experiments import run_all
 from experiments.run_all import Failed, Script, StudyFile, attempt, everything, lacks_data, main
-from experiments.study import Runner, Study
+from experiments.study import Runner
+from experiments.study_file import Study
 from pyrofl.config import ConfigError
 
 

@@ -12,7 +12,9 @@ import tomli_w
 import torch
 from support.documents import ROOT
 
-from experiments.study import Runner, Study, finished, held_out, merged, to_the_end
+from experiments.study import Runner
+from experiments.study_file import Study, merged
+from experiments.study_jobs import finished, held_out, to_the_end
 from experiments.study_report import beside_paper, difference, interval, table, write
 from pyrofl import assemble
 from pyrofl.config import ConfigError

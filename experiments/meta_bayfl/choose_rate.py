@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.study import held_out, held_out_nll
+from experiments.study_jobs import held_out, held_out_nll
 from pyrofl import Config, load
 
 __all__ = ["held_out", "score"]
