@@ -16,7 +16,7 @@ import pyrofl
 from pyrofl.plots import save
 from pyrofl.plots.style import figure, look, tidy
 
-from .study_file import Study
+from .study_file import Cell, Study
 from .tables import markdown, points
 
 COLUMNS = {  # score: heading
@@ -145,10 +145,10 @@ def draw_cells(study: Study, frame: pd.DataFrame, path: Path) -> Path:
     kinds = list(dict.fromkeys(a.kind for a in study.arms))
     printed = any(c.paper for c in cells)
     score = _first(study, frame)
-    drawn = figure(1.6 + 2.3 * len(panels), 2.6 * (1 + printed) + 0.6)
+    drawn = figure(max(7.0, 1.6 + 2.3 * len(panels)), 2.6 * (1 + printed) + 0.6 + 0.05 * len(kinds))
     grid = drawn.subplots(1 + printed, len(panels), squeeze=False, sharex="col")
     for column, panel in enumerate(panels):
-        here = [c for c in cells if c.panel == panel]
+        here = _in_order([c for c in cells if c.panel == panel])
         for i, kind in enumerate(kinds):
             side = 0.5 * (i - (len(kinds) - 1) / 2) / max(len(kinds), 2)  # so that bars do not hide each other
             runs = [frame[(frame["cell"] == c.name) & (frame["arm"] == kind)][score].dropna() for c in here]
@@ -170,6 +170,14 @@ def draw_cells(study: Study, frame: pd.DataFrame, path: Path) -> Path:
     drawn.legend(*_labels(grid[-1]), fontsize=8, frameon=False, loc="outside lower center", ncols=4)
     drawn.suptitle(study.title, fontsize=10)
     return save(drawn, path)
+
+
+def _in_order(cells: list[Cell]) -> list[Cell]:
+    """Cells by the number that stands at the axis, where all have one; else as they came."""
+    try:
+        return sorted(cells, key=lambda c: float(c.at))
+    except ValueError:
+        return cells
 
 
 def _labels(row: np.ndarray) -> tuple[list[Any], list[str]]:
