@@ -25,6 +25,13 @@ def between(where: str, table: object, low: float, high: float, *names: str) -> 
             raise ValueError(f"{where}.{name} must be from {low} to {high}, got {value}")
 
 
+def inside(where: str, table: object, low: float, high: float, *names: str) -> None:
+    """Raise unless every named field of `table` is a number above `low` and below `high`."""
+    for name in names:
+        if not low < (value := getattr(table, name)) < high:
+            raise ValueError(f"{where}.{name} must be between {low} and {high}, got {value}")
+
+
 def at_least(where: str, table: object, least: float, *names: str, unit: str = "") -> None:
     """Raise unless every named field of `table` is None or a finite number from `least` on; `unit` is a word for it."""
     for name in names:

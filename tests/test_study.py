@@ -41,14 +41,6 @@ TINY: dict[str, Any] = {
 }
 
 
-class Here(Runner):
-    """Runs everything in this process, one after the other."""
-
-    def _all(self, work: Any) -> None:
-        for place, (_, do, job) in work.items():
-            do(job, place)
-
-
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.toml"
@@ -133,8 +125,9 @@ def test_the_better_candidate_is_chosen_and_nothing_is_run_twice(tiny: Path, tmp
 def test_scores_on_shared_rows_are_in_the_table(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     study = Study.read(tiny, "smoke", ["evaluate.balanced=true", "evaluate.matched=true"]).only(["alone"])
-    runner = Here(study, tmp_path, 1)
+    runner = Runner(study, tmp_path, 0)
     runner.run()
+    assert runner.failed == {}
     frame = runner.results()
     (row,) = table(study, frame).to_dict("records")
     for name in ("balanced", "matched"):
@@ -148,13 +141,14 @@ def test_scores_asked_for_later_are_found_without_training(
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     more = ["evaluate.balanced=true", "evaluate.matched=true"]
     plain, asked, at_once = (
-        Here(Study.read(tiny, "smoke", less).only(["alone"]), tmp_path / place, 1)
+        Runner(Study.read(tiny, "smoke", less).only(["alone"]), tmp_path / place, 0)
         for place, less in (("a", []), ("a", more), ("b", more))
     )
     plain.run()
     trained = {p: p.read_bytes() for p in (tmp_path / "a").rglob("*") if p.is_file()}
     for runner in (asked, at_once):
         runner.run()
+    assert plain.failed == asked.failed == at_once.failed == {}
     assert all(p.read_bytes() == content for p, content in trained.items()), "what was trained is not touched"
     pd.testing.assert_frame_equal(
         asked.results().drop(columns="seconds"), at_once.results().drop(columns="seconds"), check_like=True
@@ -186,7 +180,7 @@ def test_an_arm_starts_from_the_model_of_another_which_is_chosen_before(
     tiny.write_text(tomli_w.dumps(SECOND))
     study = Study.read(tiny).only(["heads"])
     assert [a.name for a in study.arms] == ["heads", "fedavg"], "what an arm starts from is there too"
-    runner = Here(study, tmp_path / "out", 1)
+    runner = Runner(study, tmp_path / "out", 0)
     assert [(a.name, n) for a, n in runner.left()] == [("heads", 3), ("fedavg", 3)]
     runner.run()
     assert runner.failed == {} and runner.left() == []
@@ -200,8 +194,9 @@ def test_an_arm_starts_from_the_model_of_another_which_is_chosen_before(
     assert torch.equal(heads_now[body], model[body]), "and its model is where this arm starts"
     scores, plain = (runner.results().set_index("arm").loc[name] for name in ("heads", "fedavg"))
     assert scores["bytes"] > plain["bytes"] and scores["seconds"] > plain["seconds"], "both runs were paid for"
-    asked = Here(Study.read(tiny, "cpu", ["evaluate.balanced=true"]).only(["heads"]), tmp_path / "out", 1)
+    asked = Runner(Study.read(tiny, "cpu", ["evaluate.balanced=true"]).only(["heads"]), tmp_path / "out", 0)
     asked.run()
+    assert asked.failed == {}
     assert asked.results()["balanced/accuracy"].notna().all(), "it can be scored later too"
 
 
@@ -280,7 +275,7 @@ def test_every_arm_runs_in_every_cell_with_the_choice_of_another_where_asked(
     assert [a.name for a in study.only(["alone"]).arms] == ["few/alone", "more/alone"]
     assert [a.name for a in study.only(["more", "same/fedavg"]).arms] == ["more/fedavg", "more/alone", "same/fedavg"]
 
-    runner = Here(study, tmp_path / "out", 1)
+    runner = Runner(study, tmp_path / "out", 0)
     # two candidates and a run; 'more' chooses nothing anew, and 'same' has the runs of 'more'
     assert [(a.name, n) for a, n in runner.left()] == [
         ("few/fedavg", 3),

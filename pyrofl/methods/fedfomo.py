@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..data import Data
-from ..limits import at_least, between
+from ..limits import at_least, between, inside
 from ..method import Cohort, Reply
 from ..mixing import first_order_weights, picked
 from ..random import fold, generator
@@ -55,8 +55,7 @@ class FedFomo(Untuned, Alike, FedAvg):
         super().__post_init__()
         if self.models < 1:
             raise ValueError(f"method.models must be at least 1, got {self.models}: alone is training without others")
-        if not 0 < self.holdout < 1:
-            raise ValueError(f"method.holdout must be between 0 and 1, got {self.holdout}")
+        inside("method", self, 0, 1, "holdout")
         between("method", self, 0, 1, "epsilon")
         at_least("method", self, 0, "decay")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..data import Batch, Data
 from ..fit import fit
-from ..limits import positive
+from ..limits import inside, positive
 from ..masks import Wire, all_inputs, masked, merged, mirrored, thinned
 from ..method import Cohort, Reply
 from ..optim import Adam, Optimizer
@@ -60,8 +60,7 @@ class FedMask(Untuned, Alike, FedAvg):
         super().__post_init__()
         if not 0 < self.keep <= 1:
             raise ValueError(f"method.keep must be above 0 and at most 1, got {self.keep}")
-        if not 0 < self.tau < 1:
-            raise ValueError(f"method.tau must be between 0 and 1, got {self.tau}")
+        inside("method", self, 0, 1, "tau")
         positive("method", self, "first")
         if not self.shapes:
             raise ValueError("fedmask masks tensors of two and more axes, and this model has none: use fedavg")

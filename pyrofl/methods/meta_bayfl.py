@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..candidates import Candidates, Fit, Score, losses, pick
 from ..data import Data
-from ..limits import EPOCHS, at_least, positive
+from ..limits import EPOCHS, at_least, inside, positive
 from ..method import Reply
 from ..optim import Adam, Optimizer
 from ..random import fold
@@ -51,8 +51,7 @@ class MetaBayFL(OwnTuning, BayFL):
     def __post_init__(self) -> None:
         super().__post_init__()
         Candidates(self.optimizers)
-        if not 0 < self.holdout < 1:
-            raise ValueError(f"method.holdout must be between 0 and 1, got {self.holdout}")
+        inside("method", self, 0, 1, "holdout")
         positive("method", self, "trial_epochs", most=EPOCHS)
         at_least("method", self, 1, "score_draws")
 

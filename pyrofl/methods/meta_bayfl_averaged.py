@@ -11,7 +11,7 @@ from torch import Tensor
 from ..candidates import Candidates, Fit, losses, pick
 from ..data import Data
 from ..distill import Distillation
-from ..limits import at_least
+from ..limits import at_least, inside
 from ..method import Cohort, Reply
 from ..optim import Adam, Optimizer
 from ..random import fold
@@ -57,8 +57,7 @@ class MetaBayFLAveraged(OwnTuning, BayFL):
     def __post_init__(self) -> None:
         super().__post_init__()
         Candidates(self.optimizers)
-        if not 0 < self.holdout < 1:
-            raise ValueError(f"method.holdout must be between 0 and 1, got {self.holdout}")
+        inside("method", self, 0, 1, "holdout")
         at_least("method", self, 1, "score_draws", "exchange")
 
     def init(self, key: Tensor) -> Tree:

@@ -12,6 +12,7 @@ from support.tables import small, written
 pytest.importorskip("flwr", reason="needs pip install 'pyrofl[flower]'")
 
 from flwr.app import Context, Message, RecordDict
+from support.lossy import Lossy
 
 from pyrofl.config import ConfigError
 from pyrofl.flower.app import NothingLearned, client, main
@@ -21,25 +22,13 @@ from pyrofl.store import RunDirectory
 SITES = 3
 
 
-class Nodes(LocalGrid):
+class Nodes(Lossy):
     """The three clients of SMALL; `fails(round)` says which of them lose their training replies."""
 
     def __init__(self, out: Path | None, fails: Callable[[int], Any] = lambda round: ()):
         run_config = {"out": str(out or "")}
         nodes = {i: Context(0, i, {"partition-id": i}, RecordDict(), dict(run_config)) for i in range(SITES)}
-        super().__init__(client, nodes)
-        self.fails, self.round = fails, 0
-
-    def push_messages(self, messages: Any) -> Any:
-        messages = list(messages)
-        self.round += bool(messages) and messages[0].metadata.message_type == "train"
-        return super().push_messages(messages)
-
-    def answer(self, message: Message) -> Message:
-        reply = super().answer(message)
-        if message.metadata.message_type == "train" and message.metadata.dst_node_id in self.fails(self.round):
-            reply.content.clear()
-        return reply
+        super().__init__(client, nodes, fails)
 
 
 def served(grid: LocalGrid, config: Path, out: Path | None = None, **asked: str) -> None:

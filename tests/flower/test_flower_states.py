@@ -13,7 +13,8 @@ from support.faulty import Faulty
 
 pytest.importorskip("flwr", reason="needs pip install 'pyrofl[flower]'")
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
+from support.lossy import Lossy
 
 from pyrofl.config import Patience
 from pyrofl.engines import Sequential
@@ -73,32 +74,13 @@ def test_a_folder_outlasts_the_process_and_its_secret_is_private(tmp_path: Path)
     assert (tmp_path / "state" / "secret").stat().st_mode & 0o077 == 0
 
 
-class Lossy(LocalGrid):
-    """Loses the replies of some clients to the training messages of some rounds."""
-
-    def __init__(self, inner: LocalGrid, lost: dict[int, set[int]]):
-        super().__init__(inner.app, inner.contexts)
-        self.lost, self.round = lost, 0
-
-    def push_messages(self, messages: Any) -> Any:
-        messages = list(messages)
-        self.round += bool(messages) and messages[0].metadata.message_type == "train"
-        return super().push_messages(messages)
-
-    def answer(self, message: Message) -> Message:
-        reply = super().answer(message)
-        if message.metadata.message_type == "train" and message.metadata.dst_node_id in self.lost.get(self.round, ()):
-            reply.content.clear()
-        return reply
-
-
 def run_of(lost: dict[int, set[int]], rounds: int = 3, directory: Path | None = None) -> FlowerRun:
     where = None if directory is None else RunDirectory(directory)
     if where is not None and not where.config.exists():
         where.create("")
     method = Faulty(build.program(), SGD(0.1), size=4)
     run = local_run(method, build.federation((6, 5, 4)), rounds=rounds, seed=1, directory=where)
-    run.engine.grid = Lossy(run.engine.grid, lost)  # type: ignore[arg-type]
+    run.engine.grid = Lossy(run.engine.grid.app, run.engine.grid.contexts, lambda round: lost.get(round, set()))  # type: ignore[arg-type]
     return run
 
 
