@@ -66,7 +66,6 @@ class Study:
     """Arms on one base run, in one cell or several."""
 
     title: str
-    base: Table
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     against: str
@@ -94,14 +93,11 @@ class Study:
                 if (first := table["arms"][kind].get("from")) is not None:
                     arm = replace(arm, first=_first(path, arm, first, here, table["arms"]))
                 arms[arm.name] = arm
-        base = copy.deepcopy(table["base"])
-        for text in settings:
-            override(base, text)
         seeds = tuple(chosen.get("seeds", table.get("seeds", (1, 2, 3))))
         against = table.get("against", next(iter(table["arms"])))
         if against not in table["arms"]:
             raise ConfigError(f"{path}: against = {against!r} is no arm{nearest(against, table['arms'])}")
-        study = cls(table["title"], base, tuple(arms.values()), seeds, against, table.get("score", ""))
+        study = cls(table["title"], tuple(arms.values()), seeds, against, table.get("score", ""))
         return study.only(chosen.get("only", ()))
 
     def untuned(self) -> Study:

@@ -93,7 +93,7 @@ def beside_paper(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
 def _percent(values: pd.Series) -> str:
     """Mean and standard error over seeds, of shares, in percent."""
     v = 100 * values.dropna()
-    return f"{v.mean():.1f}" if len(v) < 2 else f"{v.mean():.1f} +- {v.std(ddof=1) / np.sqrt(len(v)):.1f}"
+    return f"{v.mean():.1f}" if len(v) < 2 else f"{v.mean():.1f} +- {v.sem():.1f}"
 
 
 def _first(study: Study, frame: pd.DataFrame) -> str:

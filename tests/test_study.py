@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,10 @@ def test_another_kind_of_split_takes_nothing_from_the_one_before() -> None:
 
 def test_a_scale_changes_the_base_and_unknown_names_are_refused(tiny: Path) -> None:
     study = Study.read(tiny, "smoke", ["method.size=4"])
-    assert study.seeds == (1,) and study.base["rounds"] == 1 and study.base["method"]["size"] == 4
-    assert Study.read(tiny).base["rounds"] == 2
+    assert study.seeds == (1,)
+    for arm in study.arms:
+        assert arm.table["rounds"] == 1 and arm.table["method"]["size"] == 4
+    assert [arm.table["rounds"] for arm in Study.read(tiny).arms] == [2, 2]
     few = {**TINY, "scales": {"cpu": {"only": ["alone"]}, "full": {}}}
     tiny.write_text(tomli_w.dumps(few))
     assert [len(Study.read(tiny, scale).arms) for scale in ("cpu", "full")] == [1, 2]
@@ -236,7 +239,7 @@ def test_an_interval_is_students() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_every_arm_of_every_file_builds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    study = Study.read(path, "smoke")
+    study, base = Study.read(path, "smoke"), tomllib.loads(path.read_text())["base"]
     assert study.against in {a.kind for a in study.arms}
     choosing = [a for a in study.arms if "optimizers" in a.table["method"]]  # clients choose the rate: nothing to tune
     counts = {len(a.candidates) for a in study.arms if a not in choosing}
@@ -246,7 +249,7 @@ def test_every_arm_of_every_file_builds(path: Path, monkeypatch: pytest.MonkeyPa
         for value in arm.candidates or (None,):
             assembled = assemble(arm.config(1, value))
             budget = {k: assembled.config.method.get(k) for k in ("size",)}
-            assert budget == {"size": study.base["method"]["size"]}, arm.name
+            assert budget == {"size": base["method"]["size"]}, arm.name
 
 
 CELLS = {
