@@ -44,6 +44,8 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from pyrofl.config import ConfigError
+
 from .study_file import Arm, Study
 from .study_jobs import Job, finished, round_seconds, scored, scores_of, trained, tuning_score, unscored
 
@@ -198,7 +200,10 @@ def main() -> None:
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the base run")
     parser.add_argument("--results", type=Path, help="folder of results.*; default: --out")
     asked = parser.parse_args()
-    study = Study.read(asked.file, asked.scale, asked.set).only(asked.only)
+    try:
+        study = Study.read(asked.file, asked.scale, asked.set).only(asked.only)
+    except (ConfigError, FileNotFoundError) as error:
+        parser.error(str(error))
     if asked.scale == "smoke":
         study = study.untuned()
     runner = Runner(study, asked.out, asked.jobs)

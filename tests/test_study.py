@@ -13,7 +13,7 @@ import tomli_w
 import torch
 from support.documents import ROOT
 
-from experiments.study import Runner
+from experiments.study import Runner, main
 from experiments.study_file import Study, merged
 from experiments.study_jobs import finished, held_out, to_the_end
 from experiments.study_report import beside_paper, difference, interval, table, write
@@ -222,6 +222,20 @@ def test_an_arm_that_starts_from_no_arm_or_from_a_second_run_is_refused(tiny: Pa
         tiny.write_text(tomli_w.dumps({**SECOND, "arms": arms}))
         with pytest.raises(ConfigError, match=reason):
             Study.read(tiny)
+
+
+def test_the_command_says_what_is_wrong_with_a_file(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.write_text(tomli_w.dumps({**TINY, "against": "fedavgg"}))
+    for path, message in (
+        (tiny, "against = 'fedavgg' is no arm; did you mean \"fedavg\""),
+        (tiny.with_name("no"), "no"),
+    ):
+        monkeypatch.setattr("sys.argv", ["study", str(path), "--out", "out"])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_a_run_that_was_stopped_before_its_first_round_is_not_finished(tmp_path: Path) -> None:
