@@ -26,6 +26,7 @@ NETWORKS = {
     "mlp image": (MLP, IMAGE, {"hidden": 5, "layers": 2, "dropout": 0.2}),
     "convnet": (ConvNet, IMAGE, {"channels": 3, "hidden": 6}),
     "convnet dropout": (ConvNet, IMAGE, {"channels": 3, "hidden": 6, "dropout": 0.1}),
+    "convnet group": (ConvNet, IMAGE, {"channels": 4, "hidden": 6, "norm": "group", "groups": 2}),
     "resnet group": (ResNet20, IMAGE, {"width": 4, "groups": 2}),
     "resnet batch": (ResNet20, IMAGE, {"width": 4, "norm": "batch", "shortcut": "B"}),
     "resnet none": (ResNet20, IMAGE, {"width": 4, "norm": "none", "dropout": 0.1}),
@@ -130,6 +131,17 @@ def test_convnet_is_the_mnist_network_of_federated_averaging():
     assert sum(p.numel() for p in ConvNet((1, 28, 28), 10).parameters()) == 1_663_370
 
 
+@pytest.mark.parametrize("layer", ["body.0", "body.4", "body.9"])
+def test_normalised_layers_of_a_convnet_do_not_feel_the_scale_of_their_weights(layer):
+    net, shape = build("convnet group", dtype=torch.float64)
+    x, _ = rows(shape, dtype=torch.float64)
+    before = net(100 * x)
+    with torch.no_grad():
+        for value in net.get_submodule(layer).parameters():
+            value.mul_(7.0)
+    torch.testing.assert_close(net(100 * x), before, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("kind", "layers", "plain", "projected"),
     [
@@ -197,6 +209,9 @@ def test_rows_that_are_no_images_are_refused(kind, shape, message):
         (lambda: MLP((3,), 2, hidden=0), "hidden and layers must be at least 1, got 0 and 1"),
         (lambda: MLP((3,), 2, layers=0), "got 100 and 0"),
         (lambda: ConvNet(IMAGE, 2, channels=0), "channels and hidden must be at least 1"),
+        (lambda: ConvNet(IMAGE, 2, norm="batch"), "norm must be one of none, group, got 'batch'"),
+        (lambda: ConvNet(IMAGE, 2, channels=6, norm="group"), "channels must be a multiple of groups, got 6 and 4"),
+        (lambda: ConvNet(IMAGE, 2, norm="group", groups=0), "channels must be a multiple of groups, got 32 and 0"),
         (lambda: ResNet20(IMAGE, 2, norm="layer"), "norm must be one of group, batch, none, got 'layer'"),
         (lambda: ResNet20(IMAGE, 2, shortcut="C"), "shortcut must be one of A, B, got 'C'"),
         (lambda: ResNet20(IMAGE, 2, width=6, groups=4), "width must be a multiple of groups, got width 6 and groups 4"),
