@@ -5,9 +5,10 @@
 smoke shows in minutes that everything runs, cpu is what the committed results were made at, full is larger; an
 experiment without a full scale runs at cpu. Studies run `jobs` runs at a time; at smoke everything is in this process.
 
-Each experiment has its folder DIR/NAME, with what a script printed in log.txt, and DIR/index.md shows all results. One
-that fails does not stop the others. One whose data are missing is named and left out, which is no failure: at smoke
-that can be those on the hospitals and on Office-Caltech-10; the others take data that are always there.
+Each experiment has its folder DIR/NAME, with what a script printed in log.txt, and DIR/index.md shows all results. The
+runs of studies are in DIR/studies, since studies share some. One that fails stops no other. One whose
+data are missing is named and left out, which is no failure: at smoke that can be those on the hospitals and on
+Office-Caltech-10; the others take data that are always there.
 Exit status 1: something failed.
 """
 
@@ -39,6 +40,7 @@ from .study_report import write
 HERE = Path(__file__).parent
 SCALES = ("smoke", "cpu", "full")
 STUDIES = ("checks", "state_of_the_art", "meta_bayfl/tables", "vaneb")  # folders of study files
+SHARED = "studies"  # in DIR: the runs of all studies
 MARKER = "finished.json"  # in a script's folder: the scale and the version that made its results
 State = Literal["done", "was done", "no data", "failed"]
 console = Console(soft_wrap=True)
@@ -74,7 +76,7 @@ class StudyFile:
     def run(self, scale: str, out: Path, jobs: int) -> bool:
         runner, at = self._runner(scale, out, jobs)
         _load_data(runner.study)
-        missing = bool(runner.left())
+        missing = bool(runner.left()) or not (out / f"{self.path.stem}.md").exists()
         runner.run()
         command = f"python -m experiments.study {self.path.relative_to(HERE.parent).as_posix()} --scale {at} --out DIR"
         write(runner.study, runner.results(), out, self.path.stem, command=command)
@@ -88,11 +90,12 @@ class StudyFile:
         return runner.estimate()
 
     def _runner(self, scale: str, out: Path, jobs: int) -> tuple[Runner, str]:
-        """What runs the study, and its scale."""
+        """What runs the study whose results go to `out`, and its scale."""
         scales = tomllib.loads(self.path.read_text(encoding="utf-8")).get("scales", {})
         at = "cpu" if scale == "full" and scale not in scales else scale
         study = Study.read(self.path, at)
-        return Runner(study.untuned() if at == "smoke" else study, out, 0 if at == "smoke" else jobs), at
+        place, jobs = out.parent / SHARED, 0 if at == "smoke" else jobs
+        return Runner(study.untuned() if at == "smoke" else study, place, jobs), at
 
 
 def _load_data(study: Study) -> None:

@@ -17,7 +17,7 @@ from support.stand_in import write_data_root
 from test_study import CELLS, SECOND, TINY
 
 from experiments import run_all
-from experiments.run_all import Failed, Script, StudyFile, attempt, everything, lacks_data, main
+from experiments.run_all import SHARED, Failed, Script, StudyFile, attempt, everything, lacks_data, main
 from experiments.study import Runner
 from experiments.study_file import Study
 from pyrofl.config import ConfigError
@@ -93,14 +93,22 @@ def test_only_a_missing_data_set_counts_as_missing_data() -> None:
 
 
 def test_a_study_chooses_nothing_at_smoke_and_is_run_once(study: StudyFile, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+    out, shared = tmp_path / "out", tmp_path / SHARED
     assert study.name == "checks.tiny"
     assert attempt(study, "smoke", out, 2).state == "done"
-    assert {p.name for p in out.iterdir()} == {"runs", "tiny.csv", "tiny.md", "tiny.png"}
+    assert {p.name for p in out.iterdir()} == {"tiny.csv", "tiny.md", "tiny.png"}
     assert "sgd:1e-9" in (out / "tiny.md").read_text(), "the first candidate, which is the worse one"
-    runs = {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*")}
+    runs = {p: p.stat().st_mtime_ns for p in shared.rglob("*")}
     assert attempt(study, "smoke", out, 2).state == "was done"
-    assert runs == {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*")}
+    assert runs == {p: p.stat().st_mtime_ns for p in shared.rglob("*")}
+
+    # another study of the same arms has its own table, from the same runs
+    other = StudyFile(study.path.with_name("other.toml"))
+    other.path.write_text(tomli_w.dumps(TINY))
+    assert attempt(other, "smoke", tmp_path / "second", 2).state == "done"
+    assert runs == {p: p.stat().st_mtime_ns for p in shared.rglob("*")}
+    table = lambda p: p.read_text().partition("Made by")[0]
+    assert table(tmp_path / "second" / "other.md") == table(out / "tiny.md")
 
 
 def test_a_study_runs_at_cpu_where_it_has_no_full_scale(study: StudyFile, tmp_path: Path) -> None:
@@ -187,7 +195,6 @@ def test_all_study_files_and_scripts_of_the_repository_are_there() -> None:
     assert {"fedmap.hospitals", "convergence", "calibration.nuts", "meta_bayfl.tables.noise"} <= set(names)
 
 
-@pytest.mark.slow
 def test_everything_runs_at_smoke_in_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
