@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from pyrofl.plots import save
 from pyrofl.plots.style import figure, look, tidy
 
 from .study_file import Cell, Study
-from .tables import markdown, points
+from .tables import gap, markdown, points
 
 COLUMNS = {  # score: heading
     "personal/accuracy": "personal",
@@ -54,6 +53,8 @@ def table(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
                 mean, half = interval(runs[score])
                 row[heading] = "" if np.isnan(mean) else f"{mean:.3f}" + ("" if np.isnan(half) else f" +- {half:.3f}")
             row[f"- {study.against}"] = difference(study, here, str(name))
+            if "personal/nll" in scores:
+                row[f"NLL - {study.against}"] = nll_difference(study, here, str(name))
             row["MiB"], row["seconds"] = f"{runs['bytes'].mean() / 2**20:.1f}", f"{runs['seconds'].mean():.1f}"
             row["chosen"] = runs["chosen"].iloc[0]
             rows.append(row)
@@ -104,12 +105,20 @@ def _first(study: Study, frame: pd.DataFrame) -> str:
 def difference(study: Study, frame: pd.DataFrame, arm: str) -> str:
     """An arm's score less that of `against` in the same cell, paired by seeds (see `points`)."""
     score = _first(study, frame)
-    by_arm: Mapping[str, dict[int, float]] = {
-        str(name): dict(zip(runs["seed"], runs[score])) for name, runs in frame.groupby("arm")
-    }
+    return points(*pair) if (pair := _pair(study, frame, arm, score)) else ""
+
+
+def nll_difference(study: Study, frame: pd.DataFrame, arm: str) -> str:
+    """The same of own models' negative log-likelihood, in nats a row: lower is better."""
+    return gap(*pair, digits=3) if (pair := _pair(study, frame, arm, "personal/nll")) else ""
+
+
+def _pair(study: Study, frame: pd.DataFrame, arm: str, score: str) -> tuple[dict[int, float], dict[int, float]] | None:
+    """A score by seed, of an arm and of `against`; None where they are the same or one is missing."""
+    by_arm = {str(name): dict(zip(runs["seed"], runs[score])) for name, runs in frame.groupby("arm")}
     if arm == study.against or not {arm, study.against} <= by_arm.keys():
-        return ""
-    return points(by_arm[arm], by_arm[study.against])
+        return None
+    return by_arm[arm], by_arm[study.against]
 
 
 def draw(study: Study, frame: pd.DataFrame, path: Path) -> Path:
@@ -202,7 +211,8 @@ def write(study: Study, frame: pd.DataFrame, out: Path, name: str, *, command: s
         )
     parts.append(
         f"Means over clients, then over seeds ({seeds}); +- is half of a 95% t interval over seeds; "
-        f"'- {study.against}' is the paired difference in points of the first score, with its 95% t interval. "
+        f"'- {study.against}' is the paired difference in points of the first score, 'NLL - {study.against}' that of NLL in "
+        "nats a row, both with 95% t intervals. "
         "'chosen' is the value of the tuned key with the lowest held-out negative log-likelihood.\n\n"
         f"{markdown(table(study, frame))}\n"
     )

@@ -18,8 +18,16 @@ def markdown(frame: pd.DataFrame) -> str:
 
 def points(a: Mapping[int, float], b: Mapping[int, float]) -> str:
     """a - b of scores by seed, in points, with the 95% t interval over the seeds that both have."""
+    return gap({s: 100 * v for s, v in a.items()}, {s: 100 * v for s, v in b.items()}, digits=1)
+
+
+def gap(a: Mapping[int, float], b: Mapping[int, float], *, digits: int) -> str:
+    """a - b of values by seed, in their own unit, with the 95% t interval over the seeds that both have."""
     seeds = a.keys() & b.keys()
-    gap = paired_difference({s: 100 * a[s] for s in seeds}, {s: 100 * b[s] for s in seeds})
-    if gap.mean is None or gap.interval is None:
-        return "" if gap.mean is None else f"{gap.mean:+.1f}"
-    return f"{gap.mean:+.1f} ({gap.interval.low:+.1f} to {gap.interval.high:+.1f})"
+    found = paired_difference({s: a[s] for s in seeds}, {s: b[s] for s in seeds})
+    if found.mean is None:
+        return ""
+    said = lambda v: f"{v:+.{digits}f}"
+    if found.interval is None:
+        return said(found.mean)
+    return f"{said(found.mean)} ({said(found.interval.low)} to {said(found.interval.high)})"

@@ -16,7 +16,7 @@ from support.documents import ROOT
 from experiments.study import Runner, main
 from experiments.study_file import Study, merged
 from experiments.study_jobs import finished, held_out, to_the_end
-from experiments.study_report import beside_paper, difference, interval, table, write
+from experiments.study_report import beside_paper, difference, interval, nll_difference, table, write
 from pyrofl import assemble
 from pyrofl.config import ConfigError
 from pyrofl.store import load_tree
@@ -332,7 +332,7 @@ def test_differences_are_of_the_same_cell(tiny: Path) -> None:
     tiny.write_text(tomli_w.dumps(CELLS))
     frame = pd.DataFrame(
         [
-            {"cell": c, "arm": a, "seed": s, "personal/accuracy": v + 0.01 * s}
+            {"cell": c, "arm": a, "seed": s, "personal/accuracy": v + 0.01 * s, "personal/nll": 2 - v * s}
             for c, a, v in [("few", "fedavg", 0.5), ("few", "alone", 0.6), ("more", "fedavg", 0.1)]
             for s in (1, 2)
         ]
@@ -340,3 +340,7 @@ def test_differences_are_of_the_same_cell(tiny: Path) -> None:
     study = Study.read(tiny)
     assert difference(study, frame[frame["cell"] == "few"], "alone") == "+10.0 (+10.0 to +10.0)"
     assert difference(study, frame[frame["cell"] == "more"], "fedavg") == ""
+    # -0.1 and -0.2: mean -0.15, half an interval 12.706 * 0.05
+    assert nll_difference(study, frame[frame["cell"] == "few"], "alone") == "-0.150 (-0.785 to +0.485)"
+    rows = table(study, frame).set_index(["cell", "arm"])["NLL - fedavg"]
+    assert rows["few", "alone"] == "-0.150 (-0.785 to +0.485)" and rows["more", "fedavg"] == ""
