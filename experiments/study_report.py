@@ -211,8 +211,8 @@ def write(study: Study, frame: pd.DataFrame, out: Path, name: str, *, command: s
         )
     parts.append(
         f"Means over clients, then over seeds ({seeds}); +- is half of a 95% t interval over seeds; "
-        f"'- {study.against}' is the paired difference in points of the first score, 'NLL - {study.against}' that of NLL in "
-        "nats a row, both with 95% t intervals. "
+        f"'- {study.against}' is the paired difference in points of the first score, 'NLL - {study.against}' that of "
+        "NLL in nats a row, both with 95% t intervals. "
         "'chosen' is the value of the tuned key with the lowest held-out negative log-likelihood.\n\n"
         f"{markdown(table(study, frame))}\n"
     )

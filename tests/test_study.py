@@ -330,9 +330,10 @@ def test_cells_that_name_what_is_not_there_are_refused(tiny: Path) -> None:
 
 def test_differences_are_of_the_same_cell(tiny: Path) -> None:
     tiny.write_text(tomli_w.dumps(CELLS))
+    rest = {"bytes": 0, "seconds": 0.0, "chosen": ""}
     frame = pd.DataFrame(
         [
-            {"cell": c, "arm": a, "seed": s, "personal/accuracy": v + 0.01 * s, "personal/nll": 2 - v * s}
+            {"cell": c, "arm": a, "seed": s, "personal/accuracy": v + 0.01 * s, "personal/nll": 2 - v * s, **rest}
             for c, a, v in [("few", "fedavg", 0.5), ("few", "alone", 0.6), ("more", "fedavg", 0.1)]
             for s in (1, 2)
         ]
