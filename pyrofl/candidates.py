@@ -11,14 +11,13 @@ from torch.func import vmap
 
 from .data import Data
 from .fit import NonFinite, over
-from .likelihoods import distribution, with_intercept
 from .optim import Optimizer, with_rate
 from .program import Program
 from .random import fold, is_mapped
 from .tree import Tree, stack, unstack, where
 
 Fit = Callable[[Optimizer, Tree], tuple[Tree, Tree]]  # (model, log) of training with an optimizer, from a model
-Score = Literal["nll", "elbo", "intercept"]
+Score = Literal["nll", "elbo"]
 
 
 class Candidates:
@@ -80,21 +79,14 @@ def losses(
 ) -> Tensor:
     """Loss of each of several models (leaves (candidates, ...)) on held-out rows, (candidates,), in nats a row.
 
-    The mean over `draws` draws, the same for all: the negative log-likelihood; with "elbo" also KL / n; with
-    "intercept" after the model's intercept has been fitted to these rows, so that a model gains nothing by knowing how
-    frequent the classes are. A model that is not finite has an infinite loss.
+    The mean over `draws` draws, the same for all: the negative log-likelihood, or with "elbo" also KL / n. A model that
+    is not finite has an infinite loss.
     """
     batch = held.take(torch.arange(len(held.x), device=key.device), torch.ones_like(held.y, dtype=torch.bool))
     batch = batch._replace(n=n.to(batch.n.dtype))
 
     def loss(theta: Tree) -> Tensor:
-        keys = [fold(key, s) for s in range(draws)]
-        if score == "intercept":
-            out = torch.stack([program.predict(theta, batch.x, k) for k in keys])  # (draws, B, K)
-            out = with_intercept(program.kind, out, batch.y, batch.weight)
-            nll = -distribution(program.kind, out, validate_args=False).log_prob(batch.y)  # (draws, B)
-            return torch.where(batch.live, nll * batch.weight, 0).sum(-1).mean()
-        parts = [program.parts(theta, batch, k) for k in keys]
+        parts = [program.parts(theta, batch, fold(key, s)) for s in range(draws)]
         return torch.stack([whole if score == "elbo" else part["nll"] for whole, part in parts]).mean()
 
     if is_mapped(key):

@@ -157,37 +157,6 @@ def soften(kind: str, out: Tensor, temperature: float) -> Tensor:
     )
 
 
-def with_intercept(kind: str, out: Tensor, y: Tensor, weight: Tensor, *, steps: int = 30) -> Tensor:
-    """Predictive parameters (..., B, K) with the intercept that suits rows y (B,) best, the same for all draws (...).
-
-    The intercept is an offset of each class, of the logit, of the location or of the log-rate, such that the predicted
-    frequencies, mean or rate are the observed ones (with one more row, spread over all classes, or half an event more).
-    What then tells models apart is what they know of x. `weight` (B,) adds up to 1 over the rows that count. Classes:
-    `steps` of generalised iterative scaling, each of which raises the likelihood.
-
-    Reference: Darroch, Ratcliff, "Generalized Iterative Scaling for Log-Linear Models", 1972.
-    """
-    mean = lambda v: (v * weight).sum(-1).mean()  # over rows, then draws
-    if kind == "gaussian":
-        precision = out[..., 1] ** -2
-        shift = mean(precision * (y - out[..., 0])) / mean(precision)
-        return torch.stack([out[..., 0] + shift, out[..., 1]], -1)
-    n = (weight > 0).sum()
-    if kind == "poisson":
-        return out + ((mean(y) + 0.5 / n) / mean(out[..., 0].exp())).log()
-    if kind not in ("categorical", "bernoulli"):
-        raise ValueError(f"unknown likelihood {kind!r}; known are {', '.join(KINDS)}")
-    log_p = _log_classes(kind, out)
-    K = log_p.shape[-1]
-    seen = (y.long().unsqueeze(-1) == torch.arange(K, device=y.device)) * weight.unsqueeze(-1)  # (B, K)
-    target = ((n * seen.sum(0) + 1 / K) / (n + 1)).log()
-    for _ in range(steps):
-        predicted = (log_p + weight.log().unsqueeze(-1)).logsumexp(-2)  # (..., K)
-        predicted = predicted.reshape(-1, K).logsumexp(0) - math.log(predicted.numel() // K)
-        log_p = torch.log_softmax(log_p + target - predicted, -1)
-    return log_p if kind == "categorical" else log_p[..., 1:] - log_p[..., :1]
-
-
 def predictive_kl(kind: str, p: Tensor, q: Tensor) -> Tensor:
     """KL(p || q) of each row's observation, from predictive parameters (..., B, K), (..., B) in nats."""
     if kind in ("categorical", "bernoulli"):

@@ -31,9 +31,6 @@ class MetaBayFL(OwnTuning, BayFL):
     before every local epoch); from w_g again after the choice (`restart = false` goes on from the winner's trial); on
     D_n minus d_n (`train_on = "all"`: on D_n); a client predicts with its model after its local steps (`finetune`).
 
-    Ours: `score = "intercept"` fits each trial's intercept to d_n before it is scored. Where labels are skewed, a trial
-    is otherwise won by the rate that learns the client's label frequencies first, which need not learn anything else.
-
     Reference: Rahman, Nguyen, 2026, algorithm 1.
     """
 
