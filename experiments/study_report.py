@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pandas as pd
 from scipy.stats import t as student
 
 import pyrofl
+from pyrofl.federation import federate
 from pyrofl.plots import save
 from pyrofl.plots.style import figure, look, tidy
 
@@ -105,12 +107,13 @@ def _first(study: Study, frame: pd.DataFrame) -> str:
 def difference(study: Study, frame: pd.DataFrame, arm: str) -> str:
     """An arm's score less that of `against` in the same cell, paired by seeds (see `points`)."""
     score = _first(study, frame)
-    return points(*pair) if (pair := _pair(study, frame, arm, score)) else ""
+    return points(*pair, overlap=_overlap(study, frame)) if (pair := _pair(study, frame, arm, score)) else ""
 
 
 def nll_difference(study: Study, frame: pd.DataFrame, arm: str) -> str:
     """The same of own models' negative log-likelihood, in nats a row: lower is better."""
-    return gap(*pair, digits=3) if (pair := _pair(study, frame, arm, "personal/nll")) else ""
+    pair = _pair(study, frame, arm, "personal/nll")
+    return gap(*pair, digits=3, overlap=_overlap(study, frame)) if pair else ""
 
 
 def _pair(study: Study, frame: pd.DataFrame, arm: str, score: str) -> tuple[dict[int, float], dict[int, float]] | None:
@@ -119,6 +122,14 @@ def _pair(study: Study, frame: pd.DataFrame, arm: str, score: str) -> tuple[dict
     if arm == study.against or not {arm, study.against} <= by_arm.keys():
         return None
     return by_arm[arm], by_arm[study.against]
+
+
+def _overlap(study: Study, frame: pd.DataFrame) -> float:
+    """Test rows for every training row in a cell: every seed deals the same rows of a data set anew."""
+    cells = set(frame["cell"]) if "cell" in frame else {""}
+    arm = next(a for a in study.arms if a.cell.name in cells)
+    test = float(arm.table["data"].get("test", signature(federate).parameters["test"].default))
+    return test / (1 - test)
 
 
 def draw(study: Study, frame: pd.DataFrame, path: Path) -> Path:
@@ -207,12 +218,14 @@ def write(study: Study, frame: pd.DataFrame, out: Path, name: str, *, command: s
     if len(papers):
         parts.append(
             "Accuracy in percent, mean and standard error over seeds; the differences from "
-            f"{study.against} in points, ours of the same seeds with a 95% t interval.\n\n{markdown(papers)}\n"
+            f"{study.against} in points, ours of the same seeds with a 95% t interval (see below).\n\n"
+            f"{markdown(papers)}\n"
         )
     parts.append(
         f"Means over clients, then over seeds ({seeds}); +- is half of a 95% t interval over seeds; "
         f"'- {study.against}' is the paired difference in points of the first score, 'NLL - {study.against}' that of "
-        "NLL in nats a row, both with 95% t intervals. "
+        "NLL in nats a row, both with 95% t intervals; they allow for seeds that deal the same rows anew (Nadeau and "
+        "Bengio, 2003). "
         "'chosen' is the value of the tuned key with the lowest held-out negative log-likelihood.\n\n"
         f"{markdown(table(study, frame))}\n"
     )

@@ -16,15 +16,18 @@ def markdown(frame: pd.DataFrame) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def points(a: Mapping[int, float], b: Mapping[int, float]) -> str:
+def points(a: Mapping[int, float], b: Mapping[int, float], *, overlap: float = 0.0) -> str:
     """a - b of scores by seed, in points, with the 95% t interval over the seeds that both have."""
-    return gap({s: 100 * v for s, v in a.items()}, {s: 100 * v for s, v in b.items()}, digits=1)
+    return gap(*({s: 100 * v for s, v in scores.items()} for scores in (a, b)), digits=1, overlap=overlap)
 
 
-def gap(a: Mapping[int, float], b: Mapping[int, float], *, digits: int) -> str:
-    """a - b of values by seed, in their own unit, with the 95% t interval over the seeds that both have."""
+def gap(a: Mapping[int, float], b: Mapping[int, float], *, digits: int, overlap: float = 0.0) -> str:
+    """a - b of values by seed, in their own unit, with the 95% t interval over the seeds that both have.
+
+    `overlap`: test rows for every training row, where the seeds deal the same rows anew (see `paired_difference`).
+    """
     seeds = a.keys() & b.keys()
-    found = paired_difference({s: a[s] for s in seeds}, {s: b[s] for s in seeds})
+    found = paired_difference({s: a[s] for s in seeds}, {s: b[s] for s in seeds}, overlap=overlap)
     if found.mean is None:
         return ""
     said = lambda v: f"{v:+.{digits}f}"

@@ -411,6 +411,33 @@ def test_paired_difference_is_the_paired_t_test():
     assert (found.pairs, found.interval.level, found.interval.kind) == (12, 0.9, "paired t, 11 df")
 
 
+def test_seeds_that_deal_the_same_rows_anew_widen_the_interval():
+    a, b = {1: 0.8, 2: 0.9, 3: 0.7}, {1: 0.7, 2: 0.85, 3: 0.72}
+    plain, wide = (m.paired_difference(a, b, overlap=o).interval for o in (0.0, 0.25))
+    ratio = (wide.high - wide.low) / (plain.high - plain.low)
+    assert ratio == pytest.approx(math.sqrt((1 / 3 + 0.25) / (1 / 3)))  # Nadeau and Bengio's (1/n + n2/n1) for 1/n
+    assert wide.kind == "paired t, 2 df, rows dealt anew (overlap 0.25)"
+    for options in ({"overlap": -0.1}, {"overlap": 0.25, "kind": "bootstrap", "rng": np.random.default_rng(0)}):
+        with pytest.raises(ValueError, match="overlap must be at least 0"):
+            m.paired_difference(a, b, **options)
+
+
+def test_corrected_intervals_cover_where_plain_ones_do_not():
+    # two constant guesses of a mean, scored on half of 40 rows, dealt anew ten times: their gap on new rows is known
+    rng, guesses, covered = np.random.default_rng(1), (0.0, 0.6), {0.0: 0, 1.0: 0}
+    truth = guesses[0] ** 2 - guesses[1] ** 2  # E (y - g0)^2 - E (y - g1)^2 with E y = 0
+    for _ in range(300):
+        rows = rng.normal(size=40)
+        one, other = ({s: 0.0 for s in range(10)} for _ in range(2))
+        for s in range(10):
+            test = rng.permutation(rows)[:20]
+            one[s], other[s] = (float(((test - g) ** 2).mean()) for g in guesses)
+        for overlap in covered:
+            found = m.paired_difference(one, other, overlap=overlap).interval
+            covered[overlap] += found.low <= truth <= found.high
+    assert covered[0.0] < 0.7 * 300 and covered[1.0] > 0.93 * 300, covered
+
+
 def test_paired_bootstrap_agrees_with_t_on_many_units_and_follows_the_generator():
     rng = np.random.default_rng(0)
     a = dict(enumerate(rng.normal(0.1, 1, 400)))

@@ -68,14 +68,18 @@ def paired_difference(
     *,
     kind: Literal["t", "bootstrap"] = "t",
     level: float = 0.95,
+    overlap: float = 0.0,
     rng: np.random.Generator | None = None,
     resamples: int = 10_000,
 ) -> Difference:
     """Difference of two methods on the same units (seeds, or clients): mean of a_u - b_u and its interval.
 
-    `t`: mean +- t_{n-1} s/sqrt(n). `bootstrap`: percentiles of the means of resampled units, for 10 units or
-    more. Units must be independent: to compare over seeds and clients, average over clients first and pair
-    the seeds.
+    `t`: mean +- t_{n-1} s sqrt(1/n + overlap). `bootstrap`: percentiles of the means of resampled units, for 10 units
+    or more. Units must be independent: to compare over seeds and clients, average over clients first and pair
+    the seeds. Seeds that deal the same rows anew into training and test rows are not: for them `overlap` is the number
+    of test rows for every training row (0.25 with a fifth for testing), and the interval is about more than these rows.
+
+    Reference: Nadeau, Bengio, "Inference for the Generalization Error", 2003, the corrected resampled t-test.
     """
     odd = sorted(map(str, a.keys() ^ b.keys()))
     if odd:
@@ -84,6 +88,8 @@ def paired_difference(
         raise ValueError(f"unknown interval {kind!r}: 't' or 'bootstrap'")
     if not 0 < level < 1:
         raise ValueError(f"level must be in (0, 1), got {level}")
+    if overlap < 0 or (overlap and kind != "t"):
+        raise ValueError(f"overlap must be at least 0, and 0 with a bootstrap, got {overlap}")
     pairs = [(u, x, y) for u, x in a.items() if x is not None and (y := b[u]) is not None]
     note = f"{len(a) - len(pairs)} of {len(a)} units are undefined" if len(pairs) < len(a) else ""
     for unit, x, y in pairs:
@@ -96,8 +102,9 @@ def paired_difference(
     if n < 2:
         return Difference(mean, None, n, note or "no interval: one unit only")
     if kind == "t":
-        half = float(student.ppf((1 + level) / 2, n - 1)) * float(gap.std(ddof=1)) / math.sqrt(n)
-        return Difference(mean, Interval(mean - half, mean + half, level, f"paired t, {n - 1} df"), n, note)
+        half = float(student.ppf((1 + level) / 2, n - 1)) * float(gap.std(ddof=1)) * math.sqrt(1 / n + overlap)
+        how = f"paired t, {n - 1} df" + (f", rows dealt anew (overlap {overlap:.3g})" if overlap else "")
+        return Difference(mean, Interval(mean - half, mean + half, level, how), n, note)
     if rng is None:
         raise ValueError("a bootstrap needs rng, a numpy Generator: pyrofl.random.generator(key) makes one")
     means = gap[rng.integers(n, size=(resamples, n))].mean(axis=1)
