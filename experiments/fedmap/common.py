@@ -93,10 +93,16 @@ def means(frame: pd.DataFrame, groups: Mapping[str, Sequence[str]], score: str) 
     return table[list(dict.fromkeys(frame["arm"]))]
 
 
-def difference(frame: pd.DataFrame, a: str, b: str, clients: Sequence[str], score: str) -> str:
+def difference(frame: pd.DataFrame, a: str, b: str, clients: Sequence[str], score: str, *, overlap: float = 0.0) -> str:
     """a - b in points, averaged over `clients`, with its 95% interval: seeds are paired."""
     some = frame[frame["client"].isin(clients)].groupby(["arm", "seed"])[score].mean()
-    return points(some[a].to_dict(), some[b].to_dict())
+    return points(some[a].to_dict(), some[b].to_dict(), overlap=overlap)
+
+
+def dealt_anew(config: str) -> float:
+    """Test rows for every training row of a data set that every seed deals anew."""
+    test = float(tomllib.loads((HERE / config).read_text(encoding="utf-8"))["data"]["test"])
+    return test / (1 - test)
 
 
 def rounded(table: pd.DataFrame, *, digits: int = 3) -> pd.DataFrame:
@@ -105,18 +111,22 @@ def rounded(table: pd.DataFrame, *, digits: int = 3) -> pd.DataFrame:
 
 
 def report(
-    frame: pd.DataFrame, groups: Mapping[str, Sequence[str]], against: Sequence[tuple[str, str]], *, title: str
+    frame: pd.DataFrame,
+    groups: Mapping[str, Sequence[str]],
+    against: Sequence[tuple[str, str]],
+    *,
+    title: str,
+    overlap: float = 0.0,
 ) -> str:
-    """The scores of an experiment, and the differences `against`, as Markdown."""
+    """The scores of an experiment, and the differences `against`, as Markdown; `overlap`: see `paired_difference`."""
     seeds = sorted(frame["seed"].unique())
     parts = [f"## {title}", f"Seeds {', '.join(map(str, seeds))}; personal models, test rows, means over seeds."]
     for score in SCORES:
         parts += [f"### {score.replace('_', ' ')}", markdown(rounded(means(frame, groups, score)))]
-    gaps = {
-        f"{a} - {b}": {g: difference(frame, a, b, clients, "balanced_accuracy") for g, clients in groups.items()}
-        for a, b in against
-    }
+    gap = lambda a, b, clients: difference(frame, a, b, clients, "balanced_accuracy", overlap=overlap)
+    gaps = {f"{a} - {b}": {g: gap(a, b, clients) for g, clients in groups.items()} for a, b in against}
     text = "### differences of balanced accuracy, in points, with 95% t intervals over seeds"
+    text += ", which deal the same rows anew" if overlap else ""
     return "\n\n".join([*parts, text, markdown(pd.DataFrame(gaps).T.reset_index(names=""))]) + "\n"
 
 
