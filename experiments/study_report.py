@@ -183,7 +183,7 @@ def draw_cells(study: Study, frame: pd.DataFrame, path: Path) -> Path:
             tidy(axes)
         grid[0, column].set_title(panel, fontsize=10)
         grid[-1, column].set_xticks(range(len(here)), [c.at for c in here], fontsize=8)
-        grid[-1, column].margins(x=0.15)
+        grid[-1, column].set_xlim(-0.5, len(here) - 0.5)
     grid[-1, 0].set_ylabel("here, %, +- s.e.")
     if printed:
         grid[0, 0].set_ylabel("the paper, %")
