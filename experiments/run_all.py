@@ -33,7 +33,7 @@ from pyrofl import assemble
 from pyrofl.config import ConfigError
 from pyrofl.names import nearest
 
-from .study import Runner
+from .study import Runner, folder_for
 from .study_file import Study
 from .study_report import write
 
@@ -189,7 +189,7 @@ def lacks_data(error: BaseException) -> bool:
 
 
 def estimate(experiments: Sequence[Experiment], scale: str, out: Path, jobs: int) -> str:
-    """About how long the experiments take, of those that can tell."""
+    """About how long the experiments take, of those that can tell; runs that studies share are counted in each."""
     told: list[float] = []
     for experiment in experiments:
         try:
@@ -197,7 +197,7 @@ def estimate(experiments: Sequence[Experiment], scale: str, out: Path, jobs: int
         except Exception:  # it will be told by the run itself
             continue
         told += [] if seconds is None else [seconds]
-    return f"about {sum(told) / 60:.0f} minutes for the {len(told)} that can be estimated"
+    return f"at most about {sum(told) / 60:.0f} minutes for the {len(told)} that can be estimated"
 
 
 def results(folder: Path, *suffixes: str) -> list[Path]:
@@ -246,6 +246,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name not in names:
             parser.error(f"there is no experiment {name!r}{nearest(name, names)}")
     wanted = [e for e in experiments if e.name in (asked.only or names)]
+    try:
+        folder_for(asked.out)
+    except ConfigError as error:
+        parser.error(str(error))
     console.print(f"{len(wanted)} experiments at the scale {asked.scale}")
     if asked.scale != "smoke":
         console.print(estimate(wanted, asked.scale, asked.out, asked.jobs))
@@ -254,7 +258,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         outcomes.append(attempt(experiment, asked.scale, asked.out / experiment.name, asked.jobs))
         last = outcomes[-1]
         console.print(f"{i}/{len(wanted)} {last.name}: {last.state}, {last.seconds:.0f} s", highlight=False)
-        asked.out.mkdir(parents=True, exist_ok=True)
         (asked.out / "index.md").write_text(index(experiments, outcomes, asked.scale, asked.out), encoding="utf-8")
     console.print(shown(outcomes, asked.out))
     for state, heading in (

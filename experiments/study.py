@@ -35,6 +35,8 @@ import argparse
 import hashlib
 import json
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -150,7 +152,8 @@ class Runner:
             self._here(work)
             return
         spawn = multiprocessing.get_context("spawn")
-        with self._bar() as bar, ProcessPoolExecutor(self.jobs, mp_context=spawn) as pool:
+        pool = ProcessPoolExecutor(self.jobs, mp_context=spawn, initializer=_end_with_parent)
+        with self._bar() as bar, pool:
             task = bar.add_task("runs", total=len(work))
             running = {pool.submit(do, job, place): arm for place, (arm, do, job) in work.items()}
             for future in as_completed(running):
@@ -187,6 +190,27 @@ class Runner:
         return pd.DataFrame(rows)
 
 
+def _end_with_parent() -> None:
+    """End this process when the study's own has ended, however it ended: what it was at is resumed by the next."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def folder_for(out: Path) -> Path:
+    """`out`, made where it is not there; a ConfigError where that cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}: name a folder that can be written to") from None
+    return out
+
+
 def main() -> None:
     from .study_report import write
 
@@ -202,6 +226,7 @@ def main() -> None:
     asked = parser.parse_args()
     try:
         study = Study.read(asked.file, asked.scale, asked.set).only(asked.only)
+        folder_for(asked.out)
     except (ConfigError, FileNotFoundError) as error:
         parser.error(str(error))
     if asked.scale == "smoke":

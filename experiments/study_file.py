@@ -6,10 +6,11 @@ import copy
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from pyrofl import Config
+from pyrofl import Config, federate
 from pyrofl.config import ConfigError, config_of, override
 from pyrofl.names import nearest
 
@@ -60,6 +61,11 @@ class Arm:
             at[last] = value
         return config_of({**table, "seed": seed}, f"arm {self.name}")
 
+    @property
+    def test(self) -> float:
+        """The share of test rows."""
+        return float(self.table["data"].get("test", signature(federate).parameters["test"].default))
+
 
 @dataclass(frozen=True)
 class Study:
@@ -77,7 +83,9 @@ class Study:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         scales = table.get("scales", {})
         if scale != "cpu" and scale not in scales:
-            raise ConfigError(f"{path}: there is no scale {scale!r}; it has {', '.join(['cpu', *scales])}")
+            raise ConfigError(
+                f"{path}: there is no scale {scale!r}; it has {', '.join(dict.fromkeys(['cpu', *scales]))}"
+            )
         chosen = scales.get(scale, {})
         settings = (*chosen.get("set", ()), *less)
         arms: dict[str, Arm] = {}
@@ -97,6 +105,11 @@ class Study:
         against = table.get("against", next(iter(table["arms"])))
         if against not in table["arms"]:
             raise ConfigError(f"{path}: against = {against!r} is no arm{nearest(against, table['arms'])}")
+        for arm in arms.values():
+            if not 0 < arm.test < 1:
+                raise ConfigError(
+                    f"{path}: arm {arm.name}: data.test = {arm.test}: a study needs 0 < data.test < 1 to score"
+                )
         study = cls(table["title"], tuple(arms.values()), seeds, against, table.get("score", ""))
         return study.only(chosen.get("only", ()))
 

@@ -86,10 +86,12 @@ def to_the_end(config: Config, folder: Path, *, hold_out: bool = False) -> Path:
     directory, assembled = RunDirectory(folder), assemble(config)
     if hold_out:
         assembled = replace(assembled, federation=held_out(assembled.federation))
-    if not directory.config.exists():
-        directory.create(assembled.config.toml())
-    for _ in assembled.run(directory):
-        pass
+    folder.mkdir(parents=True, exist_ok=True)
+    with directory.at_work():
+        if not directory.config.exists():
+            directory.create(assembled.config.toml())
+        for _ in assembled.run(directory):
+            pass
     return folder
 
 

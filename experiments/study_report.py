@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import version
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ import pandas as pd
 from scipy.stats import t as student
 
 import pyrofl
-from pyrofl.federation import federate
 from pyrofl.plots import save
 from pyrofl.plots.style import figure, look, tidy
 
 from .study_file import Cell, Study
-from .tables import gap, markdown, points
+from .tables import gap, markdown, overlap, points
 
 COLUMNS = {  # score: heading
     "personal/accuracy": "personal",
@@ -125,11 +123,12 @@ def _pair(study: Study, frame: pd.DataFrame, arm: str, score: str) -> tuple[dict
 
 
 def _overlap(study: Study, frame: pd.DataFrame) -> float:
-    """Test rows for every training row in a cell: every seed deals the same rows of a data set anew."""
+    """`overlap` in a cell, where every seed deals the same rows of a data set anew.
+
+    Shared test rows are not dealt, but what trains for them is: their intervals are widened by as much.
+    """
     cells = set(frame["cell"]) if "cell" in frame else {""}
-    arm = next(a for a in study.arms if a.cell.name in cells)
-    test = float(arm.table["data"].get("test", signature(federate).parameters["test"].default))
-    return test / (1 - test)
+    return overlap(next(a for a in study.arms if a.cell.name in cells).test)
 
 
 def draw(study: Study, frame: pd.DataFrame, path: Path) -> Path:

@@ -16,6 +16,11 @@ def markdown(frame: pd.DataFrame) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def overlap(test: float) -> float:
+    """Test rows for every row that is dealt for training, where `test` is the share of test rows."""
+    return test / (1 - test)
+
+
 def points(a: Mapping[int, float], b: Mapping[int, float], *, overlap: float = 0.0) -> str:
     """a - b of scores by seed, in points, with the 95% t interval over the seeds that both have."""
     return gap(*({s: 100 * v for s, v in scores.items()} for scores in (a, b)), digits=1, overlap=overlap)

@@ -71,7 +71,7 @@ def test_one_that_fails_and_one_without_data_stop_nothing(
         main(asked)
     said = capsys.readouterr().out
     assert ended.value.code == 1
-    assert "4 experiments at the scale cpu\nabout 2 minutes for the 1 that can be estimated" in said
+    assert "4 experiments at the scale cpu\nat most about 2 minutes for the 1 that can be estimated" in said
     assert "2 failed:\n  bad: ZeroDivisionError: by [0]\n  ends: SystemExit: 2\n" in said
     assert "1 without data, and not run; docs/data.md says where data sets lie:\n  far: data: mnist" in said
     assert "is not at /nowhere: put it there\n" in said

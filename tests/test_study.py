@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,7 +24,7 @@ from experiments.study_jobs import finished, held_out, to_the_end
 from experiments.study_report import beside_paper, difference, interval, nll_difference, table, write
 from pyrofl import assemble
 from pyrofl.config import ConfigError
-from pyrofl.store import load_tree
+from pyrofl.store import RunDirectory, load_tree
 from pyrofl.tree import equal
 
 STUDIES = ("checks", "state_of_the_art", "vaneb", "meta_bayfl/tables")
@@ -256,7 +261,9 @@ def test_every_arm_of_every_file_builds(path: Path, monkeypatch: pytest.MonkeyPa
     study, base = Study.read(path, "smoke"), tomllib.loads(path.read_text())["base"]
     assert study.against in {a.kind for a in study.arms}
     choosing = [a for a in study.arms if "optimizers" in a.table["method"]]  # clients choose the rate: nothing to tune
-    counts = {len(a.candidates) for a in study.arms if a not in choosing}
+    tuned = {a.table["method"]["name"] for a in study.arms if a.candidates}
+    fixed = [a for a in study.arms if not a.candidates and a.table["method"]["name"] in tuned]
+    counts = {len(a.candidates) for a in study.arms if a not in [*choosing, *fixed]}
     assert len(counts) <= 1, "all arms tune equally many values"
     assert {len(a.candidates) for a in choosing} <= counts | {0}
     for arm in study.arms:
@@ -346,3 +353,78 @@ def test_differences_are_of_the_same_cell(tiny: Path) -> None:
     assert nll_difference(study, frame[frame["cell"] == "few"], "alone") == "-0.150 (-0.928 to +0.628)"
     rows = table(study, frame).set_index(["cell", "arm"])["NLL - fedavg"]
     assert rows["few", "alone"] == "-0.150 (-0.928 to +0.628)" and rows["more", "fedavg"] == ""
+
+
+@pytest.mark.parametrize("test", [0, 1.0])
+def test_a_study_that_leaves_nothing_to_score_is_refused(tiny: Path, test: float) -> None:
+    data = {**TINY["base"]["data"], "test": test}
+    tiny.write_text(tomli_w.dumps({**TINY, "base": {**TINY["base"], "data": data}}))
+    with pytest.raises(ConfigError, match=rf"arm fedavg: data.test = {float(test)}: a study needs"):
+        Study.read(tiny)
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_runs(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setattr(sys, "argv", ["study", str(tiny), "--out", str(file)])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"--out {file}: File exists: name a folder that can be written to" in capsys.readouterr().err
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(tiny: Path, tmp_path: Path) -> None:
+    study = Study.read(tiny).untuned()
+    runner = Runner(study, tmp_path / "out", 0)
+    folder = runner.place("runs", runner.job(study.arms[0], study.seeds[0], study.arms[0].candidates[0]))
+    folder.mkdir(parents=True)
+    with RunDirectory(folder).at_work():
+        runner.run()
+    assert "another process trains in" in runner.failed[study.arms[0].name]
+    assert not (folder / "metrics.csv").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_processes_of_a_study_end_with_it(tiny: Path, tmp_path: Path) -> None:
+    """Killed in the middle, it leaves nobody who trains on."""
+    arms = {name: {"method": {"name": name}} for name in ("fedavg", "alone")}
+    tiny.write_text(tomli_w.dumps({**TINY, "base": {**TINY["base"], "rounds": 100_000}, "seeds": [1], "arms": arms}))
+    command = [sys.executable, "-m", "experiments.study", str(tiny), "--out", str(tmp_path / "out"), "--jobs", "2"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    study = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")}, **quiet)
+    at_work: list[int] = []
+    try:
+        until = time.monotonic() + 120
+        while not list((tmp_path / "out").rglob("metrics.csv")):
+            assert study.poll() is None and time.monotonic() < until
+            time.sleep(0.2)
+        at_work = children(study.pid)
+        assert len(at_work) >= 2
+        study.kill()
+        study.wait()
+        until = time.monotonic() + 30
+        while any(alive(pid) for pid in at_work):
+            assert time.monotonic() < until, f"{at_work} go on"
+            time.sleep(0.2)
+    finally:
+        for pid in (study.pid, *at_work):
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        study.wait()
+
+
+def children(pid: int) -> list[int]:
+    """Processes that another one started, by Linux's /proc."""
+    try:
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False

@@ -21,7 +21,7 @@ from pyrofl.plots import save
 from pyrofl.plots.style import figure, look, tidy
 from pyrofl.run import Run
 
-from ..tables import markdown, points
+from ..tables import markdown, overlap, points
 
 HERE = Path(__file__).parent
 SCORES = ("balanced_accuracy", "accuracy")
@@ -99,10 +99,9 @@ def difference(frame: pd.DataFrame, a: str, b: str, clients: Sequence[str], scor
     return points(some[a].to_dict(), some[b].to_dict(), overlap=overlap)
 
 
-def dealt_anew(config: str) -> float:
-    """Test rows for every training row of a data set that every seed deals anew."""
-    test = float(tomllib.loads((HERE / config).read_text(encoding="utf-8"))["data"]["test"])
-    return test / (1 - test)
+def overlap_of(config: str) -> float:
+    """`overlap` of a data set that every seed deals anew."""
+    return overlap(float(tomllib.loads((HERE / config).read_text(encoding="utf-8"))["data"]["test"]))
 
 
 def rounded(table: pd.DataFrame, *, digits: int = 3) -> pd.DataFrame:

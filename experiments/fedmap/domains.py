@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .common import ALONE, FEDAVG, FEDPROX, PUBLIC, Arm, dealt_anew, options_of, report, scores, write
+from .common import ALONE, FEDAVG, FEDPROX, PUBLIC, Arm, options_of, overlap_of, report, scores, write
 
 ARMS = {
     "alone": ALONE,
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     frames = {"domains": scores("domains.toml", ARMS, seeds=[1] if smoke else [1, 2, 3], less=less)}
     groups = {"domains": DOMAINS, "dslr and webcam": DOMAINS[2:]}
     pairs = [(name, "alone") for name in ARMS if name != "alone"]
-    overlap = dealt_anew("domains.toml")
+    overlap = overlap_of("domains.toml")
     text = report(frames["domains"], groups, pairs, title="four domains", overlap=overlap)
     write("domains", options.out, frames, [text])
 

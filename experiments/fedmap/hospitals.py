@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .common import ARMS, Arm, dealt_anew, options_of, report, scores, write
+from .common import ARMS, Arm, options_of, overlap_of, report, scores, write
 
 BAYES = {"fedmap_bayes": Arm({"name": "fedmap"}, {"guide": {"name": "normal"}})}
 HOSPITALS = ["cleveland", "hungarian", "switzerland", "va"]
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     less = ["rounds=1", "method.epochs=1", "evaluate.final_draws=2"] if smoke else []
     seeds = [1] if smoke else list(range(1, 11))
     frames = {"hospitals": scores("hospitals.toml", {**ARMS, **BAYES}, seeds=seeds, less=less)}
-    overlap = dealt_anew("hospitals.toml")
+    overlap = overlap_of("hospitals.toml")
     text = report(frames["hospitals"], {"hospitals": HOSPITALS}, AGAINST, title="four hospitals", overlap=overlap)
     write("hospitals", options.out, frames, [text])
 
