@@ -37,7 +37,7 @@ import json
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,9 @@ from .study_file import Arm, Study
 from .study_jobs import Job, finished, round_seconds, scored, scores_of, trained, tuning_score, unscored
 
 TUNE_SEED = 0  # in no table
+Todo = tuple[str, Callable[[Job, Path], Any], Job]  # an arm's name, what to do, and with which run
+Work = Mapping[Path, Todo]  # by the place of what it makes
+Ended = tuple[str, BaseException | None]  # an arm's name, and why it failed
 console = Console()
 
 
@@ -134,7 +137,7 @@ class Runner:
             arms = {a.name for a in self.study.arms if (a.first is not None) is later}
             jobs = {self.tuned_file(job): (name, job) for (name, _), job in self.tuning().items() if name in arms}
             self._all({file: (name, tuning_score, job) for file, (name, job) in jobs.items() if not file.exists()})
-        work: dict[Path, tuple[str, Callable[[Job, Path], Any], Job]] = {}
+        work: dict[Path, Todo] = {}
         for seed in self.study.seeds:
             for arm in self.study.arms:
                 job = self.job(arm, seed, self.chosen(arm))
@@ -145,31 +148,31 @@ class Runner:
                     work[folder] = (arm.name, scored, job)
         self._all(work)
 
-    def _all(self, work: Mapping[Path, tuple[str, Callable[[Job, Path], Any], Job]]) -> None:
+    def _all(self, work: Work) -> None:
         if not work:
             return
-        if self.jobs == 0:
-            self._here(work)
-            return
-        spawn = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(self.jobs, mp_context=spawn, initializer=_end_with_parent)
-        with self._bar() as bar, pool:
-            task = bar.add_task("runs", total=len(work))
-            running = {pool.submit(do, job, place): arm for place, (arm, do, job) in work.items()}
-            for future in as_completed(running):
-                if (error := future.exception()) is not None:
-                    self.failed[running[future]] = f"{type(error).__name__}: {error}"
-                bar.update(task, advance=1, description=f"runs ({running[future]})")
-
-    def _here(self, work: Mapping[Path, tuple[str, Callable[[Job, Path], Any], Job]]) -> None:
         with self._bar() as bar:
             task = bar.add_task("runs", total=len(work))
-            for place, (arm, do, job) in work.items():
-                try:
-                    do(job, place)
-                except Exception as error:  # of any kind, as from a process: the other arms go on
+            for arm, error in self._here(work) if self.jobs == 0 else self._in_processes(work):
+                if error is not None:
                     self.failed[arm] = f"{type(error).__name__}: {error}"
                 bar.update(task, advance=1, description=f"runs ({arm})")
+
+    def _here(self, work: Work) -> Iterator[Ended]:
+        for place, (arm, do, job) in work.items():
+            try:
+                do(job, place)
+            except Exception as error:  # of any kind, as from a process: the other arms go on
+                yield arm, error
+            else:
+                yield arm, None
+
+    def _in_processes(self, work: Work) -> Iterator[Ended]:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self.jobs, mp_context=spawn, initializer=_end_with_parent) as pool:
+            running = {pool.submit(do, job, place): arm for place, (arm, do, job) in work.items()}
+            for future in as_completed(running):
+                yield running[future], future.exception()
 
     def _bar(self) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

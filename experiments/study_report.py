@@ -16,7 +16,7 @@ from pyrofl.plots import save
 from pyrofl.plots.style import figure, look, tidy
 
 from .study_file import Cell, Study
-from .tables import gap, markdown, overlap, points
+from .tables import gap, markdown, points, test_per_train
 
 COLUMNS = {  # score: heading
     "personal/accuracy": "personal",
@@ -128,7 +128,7 @@ def _overlap(study: Study, frame: pd.DataFrame) -> float:
     Shared test rows are not dealt, but what trains for them is: their intervals are widened by as much.
     """
     cells = set(frame["cell"]) if "cell" in frame else {""}
-    return overlap(next(a for a in study.arms if a.cell.name in cells).test)
+    return test_per_train(next(a for a in study.arms if a.cell.name in cells).test)
 
 
 def draw(study: Study, frame: pd.DataFrame, path: Path) -> Path:

@@ -16,7 +16,7 @@ def markdown(frame: pd.DataFrame) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def overlap(test: float) -> float:
+def test_per_train(test: float) -> float:
     """Test rows for every row that is dealt for training, where `test` is the share of test rows."""
     return test / (1 - test)
 

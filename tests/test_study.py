@@ -18,6 +18,7 @@ import tomli_w
 import torch
 from support.documents import ROOT
 
+from experiments.run_all import STUDIES
 from experiments.study import Runner, main
 from experiments.study_file import Study, merged
 from experiments.study_jobs import finished, held_out, to_the_end
@@ -27,7 +28,6 @@ from pyrofl.config import ConfigError
 from pyrofl.store import RunDirectory, load_tree
 from pyrofl.tree import equal
 
-STUDIES = ("checks", "state_of_the_art", "vaneb", "meta_bayfl/tables")
 FILES = sorted(p for folder in STUDIES for p in (ROOT / "experiments" / folder).glob("*.toml"))
 TINY: dict[str, Any] = {
     "title": "Tiny",

@@ -21,7 +21,7 @@ from pyrofl.plots import save
 from pyrofl.plots.style import figure, look, tidy
 from pyrofl.run import Run
 
-from ..tables import markdown, overlap, points
+from ..tables import markdown, points, test_per_train
 
 HERE = Path(__file__).parent
 SCORES = ("balanced_accuracy", "accuracy")
@@ -101,7 +101,7 @@ def difference(frame: pd.DataFrame, a: str, b: str, clients: Sequence[str], scor
 
 def overlap_of(config: str) -> float:
     """`overlap` of a data set that every seed deals anew."""
-    return overlap(float(tomllib.loads((HERE / config).read_text(encoding="utf-8"))["data"]["test"]))
+    return test_per_train(float(tomllib.loads((HERE / config).read_text(encoding="utf-8"))["data"]["test"]))
 
 
 def rounded(table: pd.DataFrame, *, digits: int = 3) -> pd.DataFrame:
