@@ -115,7 +115,18 @@ def _shrink(
         def progress(step: Progress) -> None:
             bar.update(task, description=f"estimating the prior: step {step.step}, gap {step.gap:.1e} nats a site")
 
-        shrunk = shrink_sites(sites, prior=choice, stored=stored, level=level, key=root(seed), progress=progress)
+        def fold_progress(done: int, folds: int) -> None:
+            bar.update(task, description=f"choosing the prior's width: fold {done} of {folds}")
+
+        shrunk = shrink_sites(
+            sites,
+            prior=choice,
+            stored=stored,
+            level=level,
+            key=root(seed),
+            progress=progress,
+            fold_progress=fold_progress,
+        )
     _show(console, shrunk, sizes, everything)
     return _write(shrunk, file, out)
 

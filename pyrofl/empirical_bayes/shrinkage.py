@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyrofl.empirical_bayes.adamix import adamix
 from pyrofl.empirical_bayes.counts import Counts
+from pyrofl.empirical_bayes.crossfit import FoldProgress
 from pyrofl.empirical_bayes.gaussian import gaussian_prior
 from pyrofl.empirical_bayes.kernels import Array, Fixed, Kernel
 from pyrofl.empirical_bayes.mixture import Mixture
@@ -108,16 +109,18 @@ def shrink_sites(
     level: float = 0.95,
     key: Tensor | None = None,
     progress: Callable[[Progress], None] | None = None,
+    fold_progress: FoldProgress | None = None,
 ) -> Shrunk:
     """Estimate the prior, or take a `stored` one, and report every site's posterior.
 
-    The nonparametric prior is widened by `smoothed`, so that its intervals cover. Sites whose estimate is exact, or
-    without any information, do not shape a Gaussian or a mixture prior.
+    The nonparametric prior is widened by `smoothed`, so that its intervals cover; `progress` is called after every step
+    of its search, `fold_progress` after every fold of the widening. Sites whose estimate is exact, or without any
+    information, do not shape a Gaussian or a mixture prior.
     """
     if stored is not None:
         fit = stored
     elif prior == "npmle":
-        fit = smoothed(npmle(sites.kernel, progress=progress), key=key)
+        fit = smoothed(npmle(sites.kernel, progress=progress), key=key, progress=fold_progress)
     elif prior in get_args(PriorName):
         fit = gaussian_prior(sites.kernel) if prior == "gaussian" else adamix(sites.kernel, key=key)
     else:

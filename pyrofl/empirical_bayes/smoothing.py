@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor
 
-from pyrofl.empirical_bayes.crossfit import Estimator, fold_priors
+from pyrofl.empirical_bayes.crossfit import Estimator, FoldProgress, fold_priors
 from pyrofl.empirical_bayes.kernels import Array
 from pyrofl.empirical_bayes.lattice import lattice_note
 from pyrofl.empirical_bayes.mixture import Mixture
@@ -36,12 +36,14 @@ def smoothed(
     widths: Sequence[float] = WIDTHS,
     errors: float | None = None,
     estimator: Estimator | None = None,
+    progress: FoldProgress | None = None,
 ) -> Mixture:
     """`fit` with its atoms widened by cross-validation over its sites; `points` atoms for each of its atoms.
 
     `folds` is 4, and one a site where there are at most 40 of them: then no chance enters. Taken is the widest cloud
     whose held-out log-likelihood is within `errors` (paired) standard errors of the best: 2, or 1 for so few sites.
-    `estimator` refits the prior on the training part of each fold (default: `npmle` to 1e-3 nats a site).
+    `estimator` refits the prior on the training part of each fold (default: `npmle` to 1e-3 nats a site). `progress` is
+    called with (folds done, folds).
     """
     kernel = fit.kernel
     if kernel is None:
@@ -50,7 +52,8 @@ def smoothed(
     if folds < 2:
         return replace(fit, notes=(*fit.notes, "one site: the width of the prior cannot be chosen"))
     held_out = np.full((len(widths), kernel.sites), -np.inf)
-    for part, test in fold_priors(kernel, folds, fold(root(0) if key is None else key, "smoothing"), estimator):
+    key = fold(root(0) if key is None else key, "smoothing")
+    for part, test in fold_priors(kernel, folds, key, estimator, progress):
         for i, h in enumerate(widths):
             held_out[i, test] = np.maximum(cloud(part, h, points).posterior(kernel.take(test)).log_marginal, -1e6)
     held_out = held_out[:, ~kernel.exact]

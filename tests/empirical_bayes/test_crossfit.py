@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from pyrofl.empirical_bayes import Poisson, cross_fitted, npmle
+from pyrofl.empirical_bayes import Poisson, cross_fitted, npmle, smoothed
 from pyrofl.random import root
 
 
@@ -44,3 +44,11 @@ def test_keys_repeat_and_folds_are_checked():
     for folds in (1, 41):
         with pytest.raises(ValueError, match="between 2 and the number of sites, 40"):
             cross_fitted(z, V, folds=folds)
+
+
+def test_progress_is_told_after_every_fold():
+    z, V = np.random.default_rng(1).normal(0, 2, 12), np.ones(12)
+    told: list[tuple[int, int]] = []
+    cross_fitted(z, V, folds=3, progress=lambda *step: told.append(step))
+    smoothed(npmle(z, V), folds=2, progress=lambda *step: told.append(step))
+    assert told == [(1, 3), (2, 3), (3, 3), (1, 2), (2, 2)]
