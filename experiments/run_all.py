@@ -33,7 +33,7 @@ from pyrofl import assemble
 from pyrofl.config import ConfigError
 from pyrofl.names import nearest
 
-from .study import Runner, folder_for
+from .study import Runner, count, folder_for
 from .study_file import Study
 from .study_report import write
 
@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=SCALES, required=True)
     parser.add_argument("--out", type=Path, required=True, help="a folder for each experiment, and index.md")
-    parser.add_argument("--jobs", type=int, default=2, help="runs of a study at the same time, one thread each")
+    parser.add_argument("--jobs", type=count, default=2, help="runs of a study at the same time, one thread each")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these experiments")
     asked = parser.parse_args(arguments)
     experiments = everything()

@@ -210,8 +210,15 @@ def folder_for(out: Path) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}: name a folder that can be written to") from None
+        raise ConfigError(f"{out}: {error.strerror}: name a folder that can be written to") from None
     return out
+
+
+def count(text: str) -> int:
+    """A number of processes: 0, 1, 2 and so on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of runs: 0, 1, 2 and so on")
+    return int(text)
 
 
 def main() -> None:
@@ -222,15 +229,16 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="run directories and results")
     parser.add_argument("--scale", default="cpu", help="cpu, or another scale of the file: smoke, full")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, 0: in this process")
+    parser.add_argument("--jobs", type=count, default=2, help="runs at the same time, 0: in this process")
     parser.add_argument("--only", nargs="+", default=[], metavar="ARM")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the base run")
     parser.add_argument("--results", type=Path, help="folder of results.*; default: --out")
     asked = parser.parse_args()
     try:
         study = Study.read(asked.file, asked.scale, asked.set).only(asked.only)
+        results = folder_for(asked.results or asked.out)
         folder_for(asked.out)
-    except (ConfigError, FileNotFoundError) as error:
+    except ConfigError as error:
         parser.error(str(error))
     if asked.scale == "smoke":
         study = study.untuned()
@@ -239,7 +247,7 @@ def main() -> None:
     console.print(f"{study.title}: {len(study.arms)} arms, about {seconds / 60:.1f} minutes with {asked.jobs} jobs")
     runner.run()
     command = f"python -m experiments.study {asked.file.as_posix()} --scale {asked.scale} --out DIR"
-    write(study, runner.results(), asked.results or asked.out, asked.file.stem, command=command)
+    write(study, runner.results(), results, asked.file.stem, command=command)
     for name, reason in runner.failed.items():
         console.print(f"[red]{name} failed:[/red] {reason}")
     if runner.failed:

@@ -15,6 +15,9 @@ from pyrofl.config import ConfigError, config_of, override
 from pyrofl.names import nearest
 
 Table = dict[str, Any]
+NEEDED = ("title", "base", "arms")
+KNOWN = (*NEEDED, "against", "seeds", "score", "cells", "scales")
+OF_SCALE = ("seeds", "set", "only")
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Study:
     @classmethod
     def read(cls, path: Path, scale: str = "cpu", less: Sequence[str] = ()) -> Study:
         """The study of a file at a scale; `less` are further `key=value` settings of every cell's base run."""
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = _table(path)
         scales = table.get("scales", {})
         if scale != "cpu" and scale not in scales:
             raise ConfigError(
@@ -127,6 +130,22 @@ class Study:
         needed = {a.first.name for a in wanted if a.first is not None}
         kept = tuple(a for a in self.arms if a in wanted or a.name in needed)
         return replace(self, arms=kept) if names else self
+
+
+def _table(path: Path) -> Table:
+    """What a study file says, with the keys that a study has."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: not a study file: {error}") from error
+    if lacks := [key for key in NEEDED if key not in table]:
+        raise ConfigError(f"{path}: not a study file: it has no {' and no '.join(map(repr, lacks))}")
+    parts = {"": (table, KNOWN), **{f" of scale {k!r}": (v, OF_SCALE) for k, v in table.get("scales", {}).items()}}
+    for where, (part, known) in parts.items():
+        for key in part:
+            if key not in known:
+                raise ConfigError(f"{path}: unknown key {key!r}{where}{nearest(key, known)}")
+    return table
 
 
 def _cells(path: Path, table: Table) -> list[tuple[Cell, Table]]:

@@ -229,18 +229,44 @@ def test_an_arm_that_starts_from_no_arm_or_from_a_second_run_is_refused(tiny: Pa
             Study.read(tiny)
 
 
+BASE = {k: v for k, v in TINY.items() if k != "base"}
+WRONG = {
+    tomli_w.dumps({**TINY, "against": "fedavgg"}): "against = 'fedavgg' is no arm; did you mean \"fedavg\"",
+    tomli_w.dumps({**TINY, "sedes": [1]}): "unknown key 'sedes'; did you mean \"seeds\"",
+    tomli_w.dumps({**TINY, "scales": {"smoke": {"seed": [1]}}}): "unknown key 'seed' of scale 'smoke'; did you mean",
+    tomli_w.dumps(BASE): "not a study file: it has no 'base'",
+    'method = "fedavg"': "not a study file: it has no 'title' and no 'base' and no 'arms'",
+    "title = ": "not a study file: Invalid value",
+}
+
+
+@pytest.mark.parametrize("text", list(WRONG))
 def test_the_command_says_what_is_wrong_with_a_file(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: str, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny.write_text(tomli_w.dumps({**TINY, "against": "fedavgg"}))
-    for path, message in (
-        (tiny, "against = 'fedavgg' is no arm; did you mean \"fedavg\""),
-        (tiny.with_name("no"), "no"),
+    tiny.write_text(text)
+    monkeypatch.setattr("sys.argv", ["study", str(tiny), "--out", "out"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2 and f"{tiny}: {WRONG[text]}" in capsys.readouterr().err
+
+
+def test_the_command_says_what_is_wrong_with_its_arguments(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "file").write_text("")
+    out = ["--out", str(tmp_path / "out")]
+    for asked, says in (
+        ([str(tmp_path / "no"), *out], f"{tmp_path / 'no'}: not a study file"),
+        ([str(tmp_path), *out], f"{tmp_path}: not a study file"),
+        ([str(tiny), *out, "--jobs", "-1"], "'-1' is no number of runs"),
+        ([str(tiny), "--out", str(file)], f"{file}: File exists: name a folder that can be written to"),
+        ([str(tiny), *out, "--results", str(file)], f"{file}: File exists: name a folder that can be written to"),
     ):
-        monkeypatch.setattr("sys.argv", ["study", str(path), "--out", "out"])
+        monkeypatch.setattr("sys.argv", ["study", *asked])
         with pytest.raises(SystemExit) as stop:
             main()
-        assert stop.value.code == 2 and message in capsys.readouterr().err
+        assert stop.value.code == 2 and says in capsys.readouterr().err
 
 
 def test_a_run_that_was_stopped_before_its_first_round_is_not_finished(tmp_path: Path) -> None:
@@ -361,17 +387,6 @@ def test_a_study_that_leaves_nothing_to_score_is_refused(tiny: Path, test: float
     tiny.write_text(tomli_w.dumps({**TINY, "base": {**TINY["base"], "data": data}}))
     with pytest.raises(ConfigError, match=rf"arm fedavg: data.test = {float(test)}: a study needs"):
         Study.read(tiny)
-
-
-def test_a_folder_that_cannot_be_made_is_told_before_anything_runs(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    monkeypatch.setattr(sys, "argv", ["study", str(tiny), "--out", str(file)])
-    with pytest.raises(SystemExit):
-        main()
-    assert f"--out {file}: File exists: name a folder that can be written to" in capsys.readouterr().err
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(tiny: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pyrofl.empirical_bayes.figures import caterpillar, prior_figure
 from pyrofl.empirical_bayes.mixture import Mixture
 from pyrofl.empirical_bayes.npmle import Progress
 from pyrofl.empirical_bayes.shrinkage import PriorName, Shrunk, shrink_sites, sites_of
-from pyrofl.empirical_bayes.table import Table, TableError, read_table
+from pyrofl.empirical_bayes.table import TableError, read_table
 from pyrofl.names import nearest
 from pyrofl.plots.style import save
 from pyrofl.random import root
@@ -93,6 +93,9 @@ def _shrink(
     everything: bool,
 ) -> list[Path]:
     _check_family(family, trials, exposure)
+    if not 0 < level < 1:
+        raise ValueError(f"--level {level:g}: a probability lies between 0 and 1, such as 0.95")
+    stem = _stem(file, out)
     table = read_table(file)
     sites = sites_of(
         table,
@@ -104,7 +107,7 @@ def _shrink(
         id=id,
         drop_missing=drop_missing,
     )
-    sizes = None if n is None else _sizes(table, n, sites.names, id)
+    sizes = None if n is None else sites.table.text(n)
     stored = None if prior_from is None else _stored(prior_from, sites.scale)
     if prior not in (names := ("npmle", "gaussian", "mixture")):
         raise ValueError(f"unknown prior {prior!r}{nearest(prior, names)}")
@@ -128,7 +131,7 @@ def _shrink(
             fold_progress=fold_progress,
         )
     _show(console, shrunk, sizes, everything)
-    return _write(shrunk, file, out)
+    return _write(shrunk, stem)
 
 
 def _show(console: Console, shrunk: Shrunk, sizes: list[str] | None, everything: bool) -> None:
@@ -157,10 +160,17 @@ def _show(console: Console, shrunk: Shrunk, sizes: list[str] | None, everything:
         console.print(f"note: {note}", markup=False)
 
 
-def _write(shrunk: Shrunk, file: Path, out: Path | None) -> list[Path]:
+def _stem(file: Path, out: Path | None) -> Path:
+    """What the names of all results begin with, in a folder that is there."""
     folder = file.parent if out is None else out
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / file.stem
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {folder}: {error.strerror}: name a folder that can be written to") from None
+    return folder / file.stem
+
+
+def _write(shrunk: Shrunk, stem: Path) -> list[Path]:
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")
     writer.writerow(["site", "raw", "shrunken", "low", "high", "prior_weight"])
@@ -183,13 +193,6 @@ def _stored(path: Path, scale: str) -> Mixture:
     if own != scale:
         raise ValueError(f"{path}: this prior is of kind {own!r}, the table's columns are of kind {scale!r}")
     return prior
-
-
-def _sizes(table: Table, column: str, names: tuple[str, ...], id: str | None) -> list[str]:
-    """The column of row counts for the sites that are left."""
-    labels = table.text(id) if id is not None else [f"row {line}" for line in table.lines]
-    by_name = dict(zip(labels, table.text(column)))
-    return [by_name[name] for name in names]
 
 
 def _check_family(family: str | None, trials: str | None, exposure: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -14,15 +15,17 @@ from pyrofl.empirical_bayes.adamix import adamix
 from pyrofl.empirical_bayes.counts import Counts
 from pyrofl.empirical_bayes.crossfit import FoldProgress
 from pyrofl.empirical_bayes.gaussian import gaussian_prior
-from pyrofl.empirical_bayes.kernels import Array, Fixed, Kernel
+from pyrofl.empirical_bayes.kernels import Array, Kernel
 from pyrofl.empirical_bayes.mixture import Mixture
 from pyrofl.empirical_bayes.npmle import Progress, npmle
 from pyrofl.empirical_bayes.posterior import Posterior
+from pyrofl.empirical_bayes.sites import as_kernel
 from pyrofl.empirical_bayes.smoothing import smoothed
 from pyrofl.empirical_bayes.table import Table, TableError
 from pyrofl.names import nearest
 
 PriorName = Literal["npmle", "gaussian", "mixture"]
+LARGEST = 1e150  # whose square is a number
 ROUNDING = 1e-8  # a standard error below this share of the spread is rounding, not sampling
 
 
@@ -30,6 +33,7 @@ ROUNDING = 1e-8  # a standard error below this share of the spread is rounding, 
 class Sites:
     """K sites on one coordinate: names, what they report, and their likelihoods."""
 
+    table: Table  # the rows that are left, in the same order
     names: tuple[str, ...]
     raw: Array  # (K,) on the scale of the report
     kernel: Kernel  # on the scale of the prior
@@ -81,8 +85,11 @@ def sites_of(
     first, second = (np.array(table.numbers(name)) for name in used)
     names = tuple(table.text(id)) if id is not None else tuple(f"row {line}" for line in table.lines)
     refuse = lambda bad, what: _refuse(table, bad, what)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        notes.append(f"{len(twice)} names of {id!r} stand in several rows each, such as {twice[0]!r}")
     if events is None:
         refuse(~np.isfinite(first), f"{used[0]!r} is not finite")
+        refuse(np.abs(first) > LARGEST, f"{used[0]!r} is beyond {LARGEST:g}: use another unit")
         refuse(second < 0, f"standard error {used[1]!r} is negative")
         spread = max(float(np.ptp(first)), float(np.abs(first).max()), 1e-300)
         tiny = (second > 0) & (second < ROUNDING * spread)
@@ -91,14 +98,18 @@ def sites_of(
                 f"{names[k]}: standard error {second[k]:.2g} is rounding; its estimate is kept, as if it were exact"
             )
         error = np.where(tiny, 0.0, second)
-        return Sites(names, first, Fixed(first[:, None], (error**2)[:, None]), notes=tuple(notes))
+        try:
+            kernel = as_kernel(first, error**2)
+        except ValueError as fault:  # of the table as a whole: its rows were looked at above
+            raise TableError(f"{table.path}: {fault}") from fault
+        return Sites(table, names, first, kernel, notes=tuple(notes))
     refuse((first < 0) | (first != np.round(first)), f"{used[0]!r} is not a count")
     refuse(~(second > 0) | ~np.isfinite(second), f"{used[1]!r} is not positive")
     if trials is not None:
         refuse((second != np.round(second)) | (first > second), f"{used[0]!r} of {used[1]!r} is not r out of n")
-    kernel = Counts(first, second, binomial=trials is not None)
+    counts = Counts(first, second, binomial=trials is not None)
     scale = "probability" if trials is not None else "rate"
-    return Sites(names, first / second, kernel, kernel.rate, scale, tuple(notes))
+    return Sites(table, names, first / second, counts, counts.rate, scale, tuple(notes))
 
 
 def shrink_sites(

@@ -2,7 +2,8 @@
 
 The maximum-likelihood prior is discrete and fits the sites it has seen, so its posteriors are too narrow: their means
 are good, their intervals are not. Each atom becomes a small Gaussian cloud, h local standard errors wide; h is chosen
-by the log-likelihood of held-out sites: the widest cloud about as good as the best.
+by the log-likelihood of held-out sites: the widest cloud about as good as the best. The hundredth of the sites that the
+width matters most to, at least one, has no say: a single far-off site would widen the prior of all others.
 
 The cloud is again a discrete prior, so covariances that move with the parameter stay exact.
 """
@@ -24,6 +25,7 @@ from pyrofl.empirical_bayes.mixture import Mixture
 from pyrofl.random import fold, root
 
 FEW = 40
+ODD = 0.01  # share of sites that have no say in it
 WIDTHS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.1, 1.35, 1.7, 2.1, 2.7)
 
 
@@ -51,14 +53,15 @@ def smoothed(
     folds = min(folds or (kernel.sites if kernel.sites <= FEW else 4), kernel.sites)
     if folds < 2:
         return replace(fit, notes=(*fit.notes, "one site: the width of the prior cannot be chosen"))
-    held_out = np.full((len(widths), kernel.sites), -np.inf)
+    held_out = np.full((len(widths), kernel.sites), -np.inf)  # log density, in nats
     key = fold(root(0) if key is None else key, "smoothing")
     for part, test in fold_priors(kernel, folds, key, estimator, progress):
         for i, h in enumerate(widths):
-            held_out[i, test] = np.maximum(cloud(part, h, points).posterior(kernel.take(test)).log_marginal, -1e6)
-    held_out = held_out[:, ~kernel.exact]
-    if held_out.shape[1] < 2:
-        return replace(fit, notes=(*fit.notes, "fewer than two sites with errors: the prior was not widened"))
+            held_out[i, test] = cloud(part, h, points).posterior(kernel.take(test)).log_marginal
+    held_out = np.maximum(held_out, -1e6)[:, ~kernel.exact]
+    if held_out.shape[1] < 3:
+        return replace(fit, notes=(*fit.notes, "fewer than three sites with errors: the prior was not widened"))
+    held_out = without_the_odd(held_out)
     errors = (1.0 if kernel.sites <= FEW else 2.0) if errors is None else errors
     best = int(held_out.mean(axis=1).argmax())
     loss = held_out[best] - held_out  # (widths, K)
@@ -74,6 +77,13 @@ def smoothed(
         gap_atoms=float("nan"),
         notes=(*fit.notes, *lattice_note(kernel), text),
     )
+
+
+def without_the_odd(held_out: Array) -> Array:
+    """Log densities (widths, K) less the share ODD of the sites, at least one, that the width matters most to."""
+    matters = np.ptp(held_out, axis=0)
+    few = int(np.ceil(ODD * len(matters)))
+    return held_out[:, np.argsort(matters, kind="stable")[:-few]]
 
 
 def cloud(prior: Mixture, width: float, points: int) -> Mixture:

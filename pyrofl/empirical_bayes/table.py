@@ -18,6 +18,7 @@ from pyrofl.names import nearest
 
 MISSING = frozenset({"", ".", "na", "n/a", "nan", "null", "none", "?", "-"})
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")  # which may be a decimal comma with three places
 
 
 class TableError(ValueError):
@@ -57,10 +58,22 @@ class Table:
         """Positions of the rows with a missing value in any of the columns."""
         return {i for column in columns for i, v in enumerate(self.text(column)) if v.lower() in MISSING}
 
+    def decimal_commas(self) -> bool:
+        """Whether some value of the table has a comma that cannot stand between thousands."""
+        fields = (field.strip() for row in self.rows for field in row)
+        return any(DECIMAL_COMMA.fullmatch(v) and not THOUSANDS.fullmatch(v) for v in fields)
+
     def numbers(self, column: str) -> list[float]:
         """The column as numbers; `inf` is one, a missing value is not."""
         values = self.text(column)
         commas = [i for i, v in enumerate(values) if DECIMAL_COMMA.fullmatch(v)]
+        grouped = [i for i, v in enumerate(values) if THOUSANDS.fullmatch(v)]
+        if grouped and not self.decimal_commas():
+            first = grouped[0]
+            raise TableError(
+                f"{self.path}: column {column!r} holds {values[first]!r}, row {self.lines[first]}: thousands or "
+                "decimals? Write thousands without a separator, decimals with a point"
+            )
         if commas and any("." in v and v.lower() not in MISSING for v in values):
             raise TableError(
                 f"{self.path}: column {column!r} mixes decimal commas and points, first at row "

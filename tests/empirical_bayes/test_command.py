@@ -50,6 +50,24 @@ def test_table_csv_prior_and_figures(run, tmp_path, prior):
     assert abs(sum(json.loads((tmp_path / "sites-prior.json").read_text())["weights"]) - 1) < 1e-9
 
 
+def test_sites_of_one_name_keep_their_own_row_counts(run):
+    result = run(*BASIC, "--n", "rows", table="site,effect,stderr,rows\nA,5,1,100\nB,3,1,50\nA,1,1,7\n")
+    shown = [line.split()[:3] for line in result.output.splitlines() if line.split()[:1] in (["A"], ["B"])]
+    assert shown == [["A", "100", "5"], ["B", "50", "3"], ["A", "7", "1"]]
+    assert "1 names of 'site' stand in several rows each, such as 'A'" in result.output
+
+
+def test_what_is_wrong_with_the_command_is_said_before_the_fit(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("pyrofl.empirical_bayes.command.shrink_sites", lambda *a, **k: pytest.fail("it was fitted"))
+    (tmp_path / "file").write_text("")
+    for wrong, says in {
+        ("--level", "95"): "--level 95: a probability",
+        ("--out", str(tmp_path / "file")): "--out",
+    }.items():
+        result = run(*BASIC, *wrong)
+        assert result.exit_code == 2 and says in result.output
+
+
 def test_the_same_seed_writes_the_same_files(run, tmp_path):
     run(*BASIC, "--out", str(tmp_path / "a"))
     run(*BASIC, "--out", str(tmp_path / "b"))

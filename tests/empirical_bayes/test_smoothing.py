@@ -7,7 +7,7 @@ from pyrofl.empirical_bayes import Mixture, Multinomial, QuadraticVariance, npml
 from pyrofl.empirical_bayes.counts import Counts
 from pyrofl.empirical_bayes.kernels import Fixed
 from pyrofl.empirical_bayes.lattice import equal_share, lattice_note
-from pyrofl.empirical_bayes.smoothing import cloud, local_error, standard_points
+from pyrofl.empirical_bayes.smoothing import cloud, local_error, standard_points, without_the_odd
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
@@ -40,6 +40,27 @@ def test_intervals_cover_at_four_hundred_sites(d):
     assert 0.92 <= ((low <= theta) & (theta <= high)).mean() <= 0.97
     low, high = fit.sites.interval()
     assert ((low <= theta) & (theta <= high)).mean() < 0.92  # why the widening is there
+
+
+@pytest.mark.parametrize("place", [15.0, 60.0, 1000.0])
+def test_a_far_off_site_does_not_decide_for_the_others(place):
+    rng = np.random.default_rng(3)
+    V = rng.uniform(0.1, 1.4, 100)
+    theta = rng.normal(size=100)
+    z = theta + np.sqrt(V) * rng.normal(size=100)
+    others = smoothed(npmle(z[1:], V[1:])).sites
+    z[0] = place
+    fit = smoothed(npmle(z, V))
+    mean = fit.sites.mean[:, 0]
+    pulled = np.mean((z[1:] - others.mean[:, 0]) ** 2)
+    assert np.mean((mean[1:] - others.mean[:, 0]) ** 2) < 0.1 * pulled
+    assert np.mean((mean[1:] - theta[1:]) ** 2) < 1.1 * np.mean((others.mean[:, 0] - theta[1:]) ** 2)
+
+
+def test_those_the_width_matters_most_to_have_no_say():
+    held_out = np.array([[-1.0, -90.0, -2.0, -3.0], [-1.5, -2.0, -2.0, -7.0], [-2.0, -4.0, -2.5, -3.0]])
+    np.testing.assert_array_equal(without_the_odd(held_out), held_out[:, [2, 0, 3]])
+    assert without_the_odd(np.zeros((3, 101))).shape == (3, 99)
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ PLAIN = "site,effect,stderr\nA,1.5,0.2\nB,-0.25,0.4\nC,3,0.1\n"
         PLAIN + "\n\n",
         "site;effect;stderr\nA;1,5;0,2\nB;-0,25;0,4\nC;3;0,1\n",
         'site,effect,stderr\nA,"1,5","0,2"\nB,"-0,25","0,4"\nC,3,"0,1"\n',
+        "site;effect;stderr\nA;1,500;0,200\nB;-0,250;0,400\nC;3,000;0,100\n",
     ],
 )
 def test_the_same_numbers_from_every_dialect(file, text):
@@ -60,6 +61,11 @@ def test_the_same_numbers_from_every_dialect(file, text):
         ("site,effect,stderr\nA,inf,0.2\n", "'effect' is not finite, row 2"),
         ("site,Effect,stderr\nA,1,0.2\n", "no column 'effect'; did you mean \"Effect\".*Effect, site, stderr"),
         ("site,effect,effect\nA,1,0.2\n", "two columns are called 'effect'"),
+        ('site,effect,stderr\nA,"1,234",0.2\nB,950,0.1\n', "'1,234', row 2: thousands or decimals"),
+        ('site,effect,stderr\nA,"1,234,567",0.2\n', "'1,234,567', row 2: thousands or decimals"),
+        ('site,effect,stderr\nA,"1,234.5",0.2\n', "'1,234.5', row 2: thousands or decimals"),
+        ("site,effect,stderr\nA,1,inf\nB,2,inf\n", "every variance is infinite"),
+        ("site,effect,stderr\nA,1,0.2\nB,1e200,0.1\n", "'effect' is beyond 1e\\+150: use another unit, row 3"),
         ("site,effect,stderr\n", "a header .* and no rows"),
         ("", "is empty"),
     ],
