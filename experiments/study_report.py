@@ -125,8 +125,8 @@ def _pair(study: Study, frame: pd.DataFrame, arm: str, score: str) -> tuple[dict
 def _overlap(study: Study, frame: pd.DataFrame) -> float:
     """`overlap` in a cell, where every seed deals the same rows of a data set anew.
 
-    Shared test rows are not dealt, but what trains for them is: their intervals are widened by as much. `fraction`, which
-    thins training rows after the deal, is left out: test rows recur as often with it as without.
+    Shared test rows are not dealt, but what trains for them is: their intervals are widened by as much. `fraction`,
+    which thins training rows after the deal, is left out: test rows recur as often with it as without.
     """
     cells = set(frame["cell"]) if "cell" in frame else {""}
     return test_per_train(next(a for a in study.arms if a.cell.name in cells).test)
