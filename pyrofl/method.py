@@ -38,7 +38,7 @@ class Reply(NamedTuple):
 
     up: Tree  # goes to the server
     own: Tree  # stays on the client until its next round
-    info: Tree  # scalars for the log
+    info: Tree  # scalars for the log: another shape is a bad reply, which is left out
 
 
 class Cohort(NamedTuple):

@@ -175,6 +175,15 @@ def test_what_a_method_reports_at_its_start_is_not_written_as_a_finding(tmp_path
     assert (now.skipped, now.report, run.trained) == (False, {"score": 1.0}, 3)
 
 
+def test_a_report_that_is_no_scalar_is_refused_by_name() -> None:
+    class Reporting(FedAvg):
+        def init(self, key: torch.Tensor) -> Tree:
+            return {**super().init(key), "report/score": torch.zeros(2)}
+
+    with pytest.raises(ValueError, match=r"Reporting.init: 'report/score' has shape \(2,\) .* expected a real scalar"):
+        run_of(method=Reporting(build.program(), SGD(0.1), size=4))
+
+
 def nan(v: torch.Tensor) -> torch.Tensor:
     return torch.full_like(v, torch.nan)
 
@@ -189,6 +198,15 @@ def nan(v: torch.Tensor) -> torch.Tensor:
         (lambda reply: reply._replace(up={**reply.up, "x": torch.ones(1)}), "tensor 'x' is not expected"),
         (lambda reply: reply._replace(up=None), "the reply is a NoneType, not named tensors"),
         (lambda reply: reply._replace(own={"mine": torch.tensor(torch.inf)}), "its own state 'mine' is not finite"),
+        (lambda reply: reply._replace(own=None), "its own state is a NoneType, not named tensors"),
+        (lambda reply: reply._replace(own={"mine": 1.0}), "its own state 'mine' is a float, not a tensor"),
+        (
+            lambda reply: reply._replace(info={**reply.info, "parts": torch.ones(3)}),
+            "FedAvg.local: Reply.info['parts'] has shape (3,) and dtype torch.float32, expected a real scalar",
+        ),
+        (lambda reply: reply._replace(info={"none": torch.ones(0)}), "Reply.info['none'] has shape (0,)"),
+        (lambda reply: reply._replace(info={"what": "fine"}), "FedAvg.local: Reply.info['what'] is a str, expected"),
+        (lambda reply: reply._replace(info=None), "FedAvg.local: Reply.info is a NoneType, not named scalars"),
         (failing, "RuntimeError: out of cheese"),
     ],
 )
