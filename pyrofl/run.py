@@ -22,7 +22,7 @@ from .methods.fedavg import FedAvg
 from .metrics import Bins
 from .random import fold, generator, root
 from .scoring import Scores, check, evaluated
-from .store import Record, Row, RunDirectory, States, check_like
+from .store import Record, Row, RunDirectory, States, check_like, identity_of
 from .tree import Tree, nbytes, part, stack, without
 
 if TYPE_CHECKING:
@@ -186,10 +186,23 @@ class Run:
             self.states = self.directory.states(self.device)
         self.committed = self.round
         self.trained = int(meta.get("trained", self.round))
-        if meta.get("identity", '""').strip('"') != self.identity:
+        if identity_of(meta) != self.identity:
             raise ValueError(f"{self.directory.path} was made with another configuration: compare its config.toml")
         check_like(saved, self.server, str(self.directory.server))
         self.server = {k: saved[k].to(self.device) for k in self.server}
+        if not self.read_only:
+            self._check_resumable(self.directory)
+
+    def _check_resumable(self, directory: RunDirectory) -> None:
+        """Raise where the rounds that are done, or the states that they left, cannot be gone on with."""
+        if self.rounds < self.round:
+            raise ConfigError(
+                f"rounds = {self.rounds} is the total, and round {self.round} of {directory.path} is done: give "
+                f"rounds={self.round} or more, or start it anew: pyrofl run {directory.config} rounds={self.rounds} "
+                "--out ANOTHER"
+            )
+        for client in self.states.known()[:1]:  # all were kept by one engine
+            self._kept(client)
 
     def _notes(self) -> dict[str, object]:
         """What a commit says beside its round."""
@@ -213,10 +226,15 @@ class Run:
 
     def own(self, client: int, down: Tree) -> Tree:
         """A client's own state, its first one if it has not taken part yet."""
+        kept = self._kept(client)
+        return self.method.join(down) if kept is None else kept
+
+    def _kept(self, client: int) -> Tree | None:
+        """A client's own state as its last round left it; one that another engine keeps is refused."""
         kept = self.states.get(client)
         if kept is not None and kept.keys() == {RECEIPT}:
             raise ConfigError("this run's clients keep their states at their sites: go on with engine = 'flower'")
-        return self.method.join(down) if kept is None else kept
+        return kept
 
     def client_name(self, client: int) -> str:
         return "(all rows)" if self.method.pools else self.names[client]

@@ -121,6 +121,11 @@ class Record(NamedTuple):
     notes: Mapping[str, str] = {}
 
 
+def identity_of(meta: Mapping[str, str]) -> str:
+    """The identity of the configuration that made a commit, from the commit's metadata."""
+    return meta.get("identity", '""').strip('"')
+
+
 class RunDirectory:
     """`runs/NAME/`: config.toml, server.safetensors, clients/ID-rROUND.safetensors, metrics.csv, and records."""
 
@@ -240,6 +245,13 @@ class RunDirectory:
         with _readable(self.server), safe_open(self.server, framework="pt") as f:
             return self._commit_of(f.metadata() or {})
 
+    def identity(self) -> str | None:
+        """The identity of the configuration that made the last commit, None where nothing is committed."""
+        if not self.server.exists():
+            return None
+        with _readable(self.server), safe_open(self.server, framework="pt") as f:
+            return identity_of(f.metadata() or {})
+
     def append(self, rows: Iterable[Row]) -> int:
         """Append rows; returns the file's size in bytes, which the commit records."""
         with open(self.metrics, "a", newline="") as f:
@@ -340,6 +352,10 @@ class States:
         self._memory, self._used = memory, 0
         self._recent: OrderedDict[int, Tree] = OrderedDict()
         self._old: list[Path] = []
+
+    def known(self) -> list[int]:
+        """Clients whose states are on disk, ascending."""
+        return sorted(self._rounds)
 
     def get(self, client: int) -> Tree | None:
         """A client's state, or None if it has none yet."""

@@ -320,6 +320,16 @@ def test_rounds_are_the_total_also_after_more_of_them(tmp_path: Path) -> None:
     assert rounds == {k: 3 for k in range(1, 6)}
 
 
+def test_fewer_rounds_than_are_done_are_read_and_not_gone_on_with(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.create("")
+    list(run_of(directory=directory, rounds=3))
+    with pytest.raises(ConfigError, match=r"rounds = 2 is the total, and round 3 of .* is done: give rounds=3 or more"):
+        run_of(directory=directory, rounds=2)
+    assert run_of(directory=directory, rounds=2, read_only=True).round == 3
+    assert run_of(directory=directory, rounds=3).done
+
+
 def test_another_configuration_is_refused(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     directory.create("")
