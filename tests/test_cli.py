@@ -146,6 +146,35 @@ def test_resume_changes_only_what_may_change(pyrofl: Call) -> None:
     assert "was made with another configuration" in failed(pyrofl("resume", "b", "rounds=2"))
 
 
+def files(directory: str) -> dict[str, bytes]:
+    """The files of a run that do not depend on when and by which command they were made."""
+    found = {str(p.relative_to(directory)): p.read_bytes() for p in Path(directory).rglob("*") if p.is_file()}
+    found["config.toml"] = re.sub(rb"(?m)^#.*\n", b"", found["config.toml"])
+    return {name: content for name, content in found.items() if name != "timings.csv"}
+
+
+@pytest.mark.parametrize("method", ["bayfl", "alone"])
+def test_a_resumed_run_has_the_bytes_of_an_unbroken_one(
+    pyrofl: Call, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    written(Path("a.toml"), small_of(method))
+    pyrofl("run", "a.toml", "--out", "whole")
+    step = Run.step
+
+    def stops(self: Run) -> Any:
+        if self.round == 1:
+            raise KeyboardInterrupt
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "step", stops)
+        assert pyrofl("run", "a.toml", "--out", "parts").code == 130
+    assert pyrofl("resume", "parts").code == 0
+    one, other = files("whole"), files("parts")
+    assert {"server.safetensors", "metrics.csv", "rows-personal.safetensors", "partition.csv"} <= one.keys()
+    assert [name for name in one.keys() | other.keys() if one.get(name) != other.get(name)] == []
+
+
 TOTALS = pytest.mark.parametrize(
     "method",
     [{"name": "fedphp"}, {"name": "bayfl", "schedule": "a/sqrt(K)"}, {"name": "support.totals:Slow"}],
