@@ -55,6 +55,7 @@ class Assembled:
     method: FedAvg
     device: torch.device
     messages: Messages
+    fixed: tuple[str, ...] = ()  # keys that this method keeps from changing on resuming, though they are RESUMABLE
 
     def run(
         self, directory: RunDirectory | None = None, observer: Observer | None = None, *, read_only: bool = False
@@ -88,12 +89,33 @@ class Assembled:
             "outliers": Outliers(**c.outliers),
             "on_error": c.on_error,
             "directory": directory,
-            "identity": c.identity(),
+            "identity": self.identity(directory),
             "start": load_tree(_server_file(c.start), "cpu")[0] if c.start else None,
             "device": self.device,
             "observer": observer,
             "messages": self.messages,
         }
+
+    def identity(self, directory: RunDirectory | None = None) -> str:
+        """What a commit says of its configuration; a run whose `fixed` keys have other values is refused.
+
+        A run of an earlier version may have been made without them: it keeps the identity that it has.
+        """
+        mine, before = self.config.identity(self.fixed), self.config.identity()
+        made = None if directory is None or not self.fixed else directory.identity()
+        if directory is None or made is None or made == mine:
+            return mine
+        was = directory.table()["rounds"]
+        if made not in (before, replace(self.config, rounds=was).identity(self.fixed)):
+            return mine
+        if was != self.config.rounds:
+            name, rounds = self.config.method["name"], self.config.rounds
+            raise ConfigError(
+                f"rounds = {rounds}: {directory.path} was made with rounds = {was}, which is fixed for method {name}: "
+                f"its updates depend on the total, also those that are done. Start it anew: "
+                f"pyrofl run {directory.config} rounds={rounds} --out ANOTHER"
+            )
+        return made
 
     @property
     def names(self) -> list[str]:
@@ -142,7 +164,13 @@ def assemble(
     full = replace(config, **values)
     _check_engine(config.engine, method, device)
     cohort.count(1 if method.pools else clients)
-    return Assembled(full, federation, method, device, _messages(config, method, cohort.count(clients)))
+    fixed = ("rounds",) if _uses_rounds(method_class, method) else ()
+    return Assembled(full, federation, method, device, _messages(config, method, cohort.count(clients)), fixed)
+
+
+def _uses_rounds(target: Callable[..., Any], method: FedAvg) -> bool:
+    """Whether `target` was given the run's `rounds`, unless the method that it is says that it makes no use of them."""
+    return "rounds" in conf.signature(target) and (type(method) is not target or method.uses_rounds)
 
 
 def site_config(config: Config, data: str | Path) -> Config:

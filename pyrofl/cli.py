@@ -99,10 +99,11 @@ def resume(
     where = RunDirectory(directory)
     assembled = reopen(where, overrides or [], data_root=data_root, observer=reporter)
     with where.at_work():
-        if overrides:
+        run = assembled.run(where, reporter)
+        if overrides:  # recorded once the run has taken them
             comments = [line for line in where.config.read_text().splitlines() if line.startswith("#")]
             where.rewrite("\n".join([*comments, _command()]) + "\n\n" + assembled.config.toml())
-        _go(assembled.run(where, reporter), reporter, where)
+        _go(run, reporter, where)
 
 
 def _go(run: Run, reporter: Reporter, directory: RunDirectory) -> None:

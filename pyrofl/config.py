@@ -17,7 +17,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -130,11 +130,9 @@ class Config:
         values = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return dict(sorted(values.items(), key=lambda item: isinstance(item[1], dict)))  # tables last, as TOML wants
 
-    def identity(self) -> str:
-        """A hash of everything that decides the numbers; what is RESUMABLE may change on resuming."""
-        kept = {k: v for k, v in self._values().items() if k not in self.RESUMABLE}
-        if self.method.get("schedule") == "a/sqrt(K)":  # the rate depends on the number of rounds
-            kept["rounds"] = self.rounds
+    def identity(self, fixed: Collection[str] = ()) -> str:
+        """A hash of everything that decides the numbers: all keys but the RESUMABLE ones, and of these the `fixed`."""
+        kept = {k: v for k, v in self._values().items() if k not in self.RESUMABLE or k in fixed}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 

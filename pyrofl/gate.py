@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -65,6 +66,40 @@ class Contract:
 
 def _more(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def reason_of_own(own: object) -> str | None:
+    """Why a client's own state is refused, naming the tensor, or None. Never raises."""
+    if not isinstance(own, Mapping):
+        return f"its own state is a {type(own).__name__}, not named tensors"
+    for name, v in own.items():
+        if not isinstance(v, Tensor):
+            return f"its own state {name!r} is a {type(v).__name__}, not a tensor"
+        if not all_finite(v):
+            return f"its own state {name!r} is not finite"
+    return None
+
+
+def reason_of_info(info: object) -> str | None:
+    """Why what a client logs is refused, naming the first entry that is no real scalar, or None. Never raises."""
+    if not isinstance(info, Mapping):
+        return f"Reply.info is a {type(info).__name__}, not named scalars"
+    found = ((name, _no_scalar(v)) for name, v in info.items())
+    return next((f"Reply.info[{name!r}] {what}, expected a real scalar" for name, what in found if what), None)
+
+
+def reason_of_report(report: Tree) -> str | None:
+    """Why the server's numbers for people, its leaves `report/NAME`, are refused, or None."""
+    found = ((name, _no_scalar(v)) for name, v in report.items())
+    return next((f"'report/{name}' {what}, expected a real scalar" for name, what in found if what), None)
+
+
+def _no_scalar(value: object) -> str | None:
+    """What something is instead of one real number, or None."""
+    if isinstance(value, Tensor):
+        wrong = value.numel() != 1 or value.is_complex()
+        return f"has shape {tuple(value.shape)} and dtype {value.dtype}" if wrong else None
+    return None if isinstance(value, Real) else f"is a {type(value).__name__}"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ Two declarations go with them, for the gate and for the evaluation:
     message(down) -> Tree                        a tree with the names, shapes and dtypes of the client's `Reply.up`
     common(server) -> theta | None               the server's own model, None where there is none
 
+A method with a field `rounds` is given the run's total; `uses_rounds` says whether it has an effect, as it has unless
+this is overridden: then the run cannot be resumed with another total.
+
 Server leaves named `report/NAME`, each (), are numbers for people: logged every round, and not sent to clients.
 
 `methods.fedavg.FedAvg` defines all seven; every other method overrides some. The server sees `Reply.up` and nothing
@@ -38,7 +41,7 @@ class Reply(NamedTuple):
 
     up: Tree  # goes to the server
     own: Tree  # stays on the client until its next round
-    info: Tree  # scalars for the log
+    info: Tree  # scalars for the log: another shape is a bad reply, which is left out
 
 
 class Cohort(NamedTuple):

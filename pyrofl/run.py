@@ -15,15 +15,15 @@ from .config import ConfigError, Evaluation
 from .data import Data, Federation
 from .engines import Engine, Failure, Job, Vectorised
 from .federation import holdings
-from .gate import Contract, Outliers
+from .gate import Contract, Outliers, reason_of_info, reason_of_own, reason_of_report
 from .messages import Messages
 from .method import Cohort, Reply
 from .methods.fedavg import FedAvg
 from .metrics import Bins
 from .random import fold, generator, root
 from .scoring import Scores, check, evaluated
-from .store import Record, Row, RunDirectory, States, check_like
-from .tree import Tree, all_finite, nbytes, part, stack, without
+from .store import Record, Row, RunDirectory, States, check_like, identity_of
+from .tree import Tree, nbytes, part, stack, without
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -170,6 +170,8 @@ class Run:
             new = {k: v for k, v in self.server.items() if k not in start and k not in model}
             check_like(start, without(self.server, new), "start")
             self.server = {k: new[k] if k in new else start[k].to(self.device) for k in self.server}
+        if reason := reason_of_report(part(self.server, "report")):
+            raise ValueError(f"{type(self.method).__name__}.init: {reason}")
         self._template = Contract.of(self.server)
         if self.directory is None:
             return
@@ -184,10 +186,23 @@ class Run:
             self.states = self.directory.states(self.device)
         self.committed = self.round
         self.trained = int(meta.get("trained", self.round))
-        if meta.get("identity", '""').strip('"') != self.identity:
+        if identity_of(meta) != self.identity:
             raise ValueError(f"{self.directory.path} was made with another configuration: compare its config.toml")
         check_like(saved, self.server, str(self.directory.server))
         self.server = {k: saved[k].to(self.device) for k in self.server}
+        if not self.read_only:
+            self._check_resumable(self.directory)
+
+    def _check_resumable(self, directory: RunDirectory) -> None:
+        """Raise where the rounds that are done, or the states that they left, cannot be gone on with."""
+        if self.rounds < self.round:
+            raise ConfigError(
+                f"rounds = {self.rounds} is the total, and round {self.round} of {directory.path} is done: give "
+                f"rounds={self.round} or more, or start it anew: pyrofl run {directory.config} rounds={self.rounds} "
+                "--out ANOTHER"
+            )
+        for client in self.states.known()[:1]:  # all were kept by one engine
+            self._kept(client)
 
     def _notes(self) -> dict[str, object]:
         """What a commit says beside its round."""
@@ -211,10 +226,15 @@ class Run:
 
     def own(self, client: int, down: Tree) -> Tree:
         """A client's own state, its first one if it has not taken part yet."""
+        kept = self._kept(client)
+        return self.method.join(down) if kept is None else kept
+
+    def _kept(self, client: int) -> Tree | None:
+        """A client's own state as its last round left it; one that another engine keeps is refused."""
         kept = self.states.get(client)
         if kept is not None and kept.keys() == {RECEIPT}:
             raise ConfigError("this run's clients keep their states at their sites: go on with engine = 'flower'")
-        return self.method.join(down) if kept is None else kept
+        return kept
 
     def client_name(self, client: int) -> str:
         return "(all rows)" if self.method.pools else self.names[client]
@@ -276,8 +296,7 @@ class Run:
             if isinstance(reply, Failure):
                 self._left_out(now, name, reply.reason, reply.details)
                 continue
-            reason = Contract.of(self.method.message(contracts[i])).reason(reply.up) or _own_reason(reply.own)
-            if reason:
+            if reason := self._reason(reply, contracts[i]):
                 self._left_out(now, name, reason)
             else:
                 now.bytes_up += nbytes(self.messages.wire(contracts[i]))
@@ -298,6 +317,13 @@ class Run:
         now.info = {self.client_name(i): {k: float(v) for k, v in r.info.items()} for i, r in replies.items()}
         now.clients = [self.client_name(i) for i in replies]
         return replies
+
+    def _reason(self, reply: Reply, down: Tree) -> str | None:
+        """Why a reply is left out, or None."""
+        if reason := Contract.of(self.method.message(down)).reason(reply.up) or reason_of_own(reply.own):
+            return reason
+        reason = reason_of_info(reply.info)
+        return f"{type(self.method).__name__}.local: {reason}" if reason else None
 
     def _left_out(self, now: Round, name: str, reason: str, details: str = "") -> None:
         now.left_out[name] = reason
@@ -455,11 +481,6 @@ def personal_key(root: Tensor, round: int, client: int) -> Tensor:
 def evaluation_key(root: Tensor, round: int) -> Tensor:
     """The key of a round's posterior draws; each model and client folds its own from it."""
     return fold(root, "evaluate", round)
-
-
-def _own_reason(own: Tree) -> str | None:
-    broken = (k for k, v in own.items() if not all_finite(v))
-    return next((f"its own state {k!r} is not finite" for k in broken), None)
 
 
 def _merged(datas: list[Data]) -> Data:

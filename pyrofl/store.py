@@ -39,12 +39,13 @@ COLUMNS = ("round", "client", "split", "metric", "value")
 CHECKS = "checks.csv"  # of the posterior, written by `pyrofl evaluate`
 
 
-def write(path: Path, content: bytes) -> None:
+def write(path: Path, *content: bytes | memoryview) -> None:
     """Replace a file in one step: readers see the old content or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as f:
-            f.write(content)
+            for piece in content:
+                f.write(piece)
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)
@@ -66,7 +67,20 @@ def _locked(handle: int) -> bool:
 def save_tree(path: Path, tree: Tree, metadata: Mapping[str, str] | None = None) -> None:
     """A tree as safetensors, on the CPU, in one step."""
     plain = {k: v.detach().cpu().contiguous().clone() for k, v in tree.items()}
-    write(path, to_bytes(plain, {"format": FORMAT, **(metadata or {})}))
+    write(path, *_in_order(to_bytes(plain, {"format": FORMAT, **(metadata or {})})))
+
+
+def _in_order(content: bytes) -> tuple[bytes, memoryview]:
+    """(head, tensors) of the same file with its metadata by name: safetensors writes them in a random order.
+
+    The head is 8 bytes of length, then JSON, padded with spaces to a multiple of 8.
+    """
+    end = 8 + int.from_bytes(content[:8], "little")
+    head = json.loads(content[8:end])
+    head["__metadata__"] = dict(sorted(head["__metadata__"].items()))
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, memoryview(content)[end:]
 
 
 def load_tree(path: Path, device: torch.device | str = "cpu") -> tuple[Tree, dict[str, str]]:
@@ -119,6 +133,11 @@ class Record(NamedTuple):
 
     values: Mapping[str, Tensor | np.ndarray]
     notes: Mapping[str, str] = {}
+
+
+def identity_of(meta: Mapping[str, str]) -> str:
+    """The identity of the configuration that made a commit, from the commit's metadata."""
+    return meta.get("identity", '""').strip('"')
 
 
 class RunDirectory:
@@ -240,6 +259,13 @@ class RunDirectory:
         with _readable(self.server), safe_open(self.server, framework="pt") as f:
             return self._commit_of(f.metadata() or {})
 
+    def identity(self) -> str | None:
+        """The identity of the configuration that made the last commit, None where nothing is committed."""
+        if not self.server.exists():
+            return None
+        with _readable(self.server), safe_open(self.server, framework="pt") as f:
+            return identity_of(f.metadata() or {})
+
     def append(self, rows: Iterable[Row]) -> int:
         """Append rows; returns the file's size in bytes, which the commit records."""
         with open(self.metrics, "a", newline="") as f:
@@ -340,6 +366,10 @@ class States:
         self._memory, self._used = memory, 0
         self._recent: OrderedDict[int, Tree] = OrderedDict()
         self._old: list[Path] = []
+
+    def known(self) -> list[int]:
+        """Clients whose states are on disk, ascending."""
+        return sorted(self._rounds)
 
     def get(self, client: int) -> Tree | None:
         """A client's state, or None if it has none yet."""

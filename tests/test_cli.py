@@ -13,6 +13,7 @@ from support.compare import same
 from support.tables import small, small_of, written
 
 from pyrofl import cli
+from pyrofl.assembly import Assembled
 from pyrofl.run import Run
 from pyrofl.store import RunDirectory, load_tree, read_metrics
 
@@ -143,6 +144,108 @@ def test_resume_changes_only_what_may_change(pyrofl: Call) -> None:
     config = Path("b/config.toml")
     config.write_text(config.read_text().replace("seed = 1", "seed = 2"))
     assert "was made with another configuration" in failed(pyrofl("resume", "b", "rounds=2"))
+
+
+def files(directory: str) -> dict[str, bytes]:
+    """The files of a run that do not depend on when and by which command they were made."""
+    found = {str(p.relative_to(directory)): p.read_bytes() for p in Path(directory).rglob("*") if p.is_file()}
+    found["config.toml"] = re.sub(rb"(?m)^#.*\n", b"", found["config.toml"])
+    return {name: content for name, content in found.items() if name != "timings.csv"}
+
+
+@pytest.mark.parametrize("method", ["bayfl", "alone"])
+def test_a_resumed_run_has_the_bytes_of_an_unbroken_one(
+    pyrofl: Call, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    written(Path("a.toml"), small_of(method))
+    pyrofl("run", "a.toml", "--out", "whole")
+    step = Run.step
+
+    def stops(self: Run) -> Any:
+        if self.round == 1:
+            raise KeyboardInterrupt
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "step", stops)
+        assert pyrofl("run", "a.toml", "--out", "parts").code == 130
+    assert pyrofl("resume", "parts").code == 0
+    one, other = files("whole"), files("parts")
+    assert {"server.safetensors", "metrics.csv", "rows-personal.safetensors", "partition.csv"} <= one.keys()
+    assert [name for name in one.keys() | other.keys() if one.get(name) != other.get(name)] == []
+
+
+TOTALS = pytest.mark.parametrize(
+    "method",
+    [{"name": "fedphp"}, {"name": "bayfl", "schedule": "a/sqrt(K)"}, {"name": "support.totals:Slow"}],
+    ids=lambda m: m["name"],
+)
+
+
+@TOTALS
+def test_rounds_that_decide_the_updates_are_fixed(pyrofl: Call, method: dict[str, Any]) -> None:
+    written(Path("b.toml"), small(method=method, rounds=2))
+    assert pyrofl("run", "b.toml", "--out", "b").code == 0
+    before = {p: p.read_bytes() for p in Path("b").rglob("*") if p.is_file()}
+    message = failed(pyrofl("resume", "b", "rounds=4"))
+    assert f"rounds = 4: b was made with rounds = 2, which is fixed for method {method['name']}: its updates" in message
+    assert "Start it anew: pyrofl run b/config.toml rounds=4 --out ANOTHER" in message
+    assert {p: p.read_bytes() for p in Path("b").rglob("*") if p.is_file()} == before
+    assert pyrofl("evaluate", "b", "--draws", "25").code == 0
+    assert pyrofl("resume", "b", "on_error=stop").code == 0
+    assert pyrofl("run", "b/config.toml", "rounds=4", "--out", "c").code == 0
+    pyrofl("run", "b.toml", "rounds=4", "--out", "d")
+    same_server("c", "d")
+
+
+def test_a_run_whose_identity_lacks_the_rounds_goes_on_with_them_alone(
+    pyrofl: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(Path("b.toml"), small_of("fedphp"))
+    pyrofl("run", "b.toml", "--out", "whole")
+    with monkeypatch.context() as patch:  # as versions did that left the rounds out
+        patch.setattr(Assembled, "identity", lambda self, directory=None: self.config.identity())
+        step = Run.step
+        patch.setattr(Run, "step", lambda self: step(self) if self.round < 2 else interrupted())
+        assert pyrofl("run", "b.toml", "--out", "b").code == 130
+    assert "b was made with rounds = 3, which is fixed" in failed(pyrofl("resume", "b", "rounds=4"))
+    assert pyrofl("resume", "b").code == 0
+    same(*(load_tree(Path(d) / "server.safetensors")[0] for d in ("b", "whole")))
+    assert "nothing to do" in pyrofl("resume", "b", "rounds=3").out
+
+
+def interrupted() -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("total", [1, 2])
+def test_fewer_rounds_than_are_done_are_refused(pyrofl: Call, total: int) -> None:
+    pyrofl("run", "a.toml", "--out", "b")
+    before = Path("b/config.toml").read_bytes()
+    message = failed(pyrofl("resume", "b", f"rounds={total}"))
+    assert f"rounds = {total} is the total, and round 3 of b is done: give rounds=3 or more" in message
+    assert Path("b/config.toml").read_bytes() == before
+
+
+def test_another_engine_than_the_one_that_keeps_the_states_is_refused_and_not_recorded(pyrofl: Call) -> None:
+    pytest.importorskip("flwr", reason="needs pip install 'pyrofl[flower]'")
+    written(Path("b.toml"), small_of("alone"))
+    for first, other, why in (
+        ("flower", "sequential", "go on with engine = 'flower'"),
+        ("sequential", "flower", "go on with that one"),
+    ):
+        assert pyrofl("run", "b.toml", f"engine={first}", "rounds=1", "--out", first).code == 0
+        before = Path(first, "config.toml").read_bytes()
+        assert why in failed(pyrofl("resume", first, f"engine={other}", "rounds=2"))
+        assert Path(first, "config.toml").read_bytes() == before
+        assert pyrofl("resume", first, "rounds=2").code == 0
+
+
+def test_a_score_that_the_run_cannot_take_is_refused_and_not_recorded(pyrofl: Call) -> None:
+    pyrofl("run", "a.toml", "rounds=1", "--out", "b")
+    before = Path("b/config.toml").read_bytes()
+    assert "validation" in failed(pyrofl("resume", "b", "rounds=2", "evaluate.temperature=true"))
+    assert Path("b/config.toml").read_bytes() == before
 
 
 def test_a_run_is_not_overwritten_unless_asked(pyrofl: Call) -> None:

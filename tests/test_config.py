@@ -367,6 +367,40 @@ def test_only_what_may_change_on_resuming_leaves_the_identity_alone() -> None:
     assert set(Config.RESUMABLE) == {"rounds", "engine", "device", "evaluate", "flower", "on_error"}
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_the_rounds_are_fixed_for_the_methods_whose_updates_depend_on_them(method: str) -> None:
+    table, depends = small_of(method, **EXTRAS.get(method, {})), method == "fedphp"
+    two, four = (made({**table, "rounds": n}) for n in (2, 4))
+    assert two.fixed == (("rounds",) if depends else ())
+    assert (two.identity() != four.identity()) == depends
+
+
+@pytest.mark.parametrize(
+    ("method", "depends"),
+    [
+        ({"name": "bayfl", "schedule": "a/sqrt(K)"}, True),
+        ({"name": "bayfl", "schedule": "a/sqrt(k)"}, False),
+        ({"name": "support.totals:Slow"}, True),
+        ({"name": "support.totals:slow"}, True),
+        ({"name": "support.totals:Own"}, True),
+        ({"name": "support.totals:Steady"}, False),
+    ],
+    ids=str,
+)
+def test_a_method_that_is_given_the_rounds_has_them_fixed_unless_they_have_no_effect(
+    method: dict[str, Any], depends: bool
+) -> None:
+    two, four = (made(small(method=method, rounds=n)) for n in (2, 4))
+    assert (two.identity() != four.identity()) == depends
+
+
+def test_identities_are_those_of_the_runs_on_disk() -> None:
+    config = config_of(small())
+    assert config.identity() == "24166da6daf5ae3057b88b19b56b7fe20c15ded7c138384e180c45634ed7adee"
+    table = small(method={"name": "bayfl", "schedule": "a/sqrt(K)"})
+    assert config_of(table).identity(("rounds",)) == "92a2d374e5aa2035120185e59a9cd6f9c27597c05d9ded867e4d5f1cdc99a657"
+
+
 def test_optimizers_are_text() -> None:
     assert made(small_of("bayfl", optimizer="adam:1e-2,b1=0.5")).method.optimizer == Adam(1e-2, b1=0.5)
     candidates = made(small_of("meta_bayfl", optimizers=["sgd:0.1", "adam:1e-3"])).method.optimizers  # type: ignore[attr-defined]

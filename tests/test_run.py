@@ -175,6 +175,15 @@ def test_what_a_method_reports_at_its_start_is_not_written_as_a_finding(tmp_path
     assert (now.skipped, now.report, run.trained) == (False, {"score": 1.0}, 3)
 
 
+def test_a_report_that_is_no_scalar_is_refused_by_name() -> None:
+    class Reporting(FedAvg):
+        def init(self, key: torch.Tensor) -> Tree:
+            return {**super().init(key), "report/score": torch.zeros(2)}
+
+    with pytest.raises(ValueError, match=r"Reporting.init: 'report/score' has shape \(2,\) .* expected a real scalar"):
+        run_of(method=Reporting(build.program(), SGD(0.1), size=4))
+
+
 def nan(v: torch.Tensor) -> torch.Tensor:
     return torch.full_like(v, torch.nan)
 
@@ -189,6 +198,15 @@ def nan(v: torch.Tensor) -> torch.Tensor:
         (lambda reply: reply._replace(up={**reply.up, "x": torch.ones(1)}), "tensor 'x' is not expected"),
         (lambda reply: reply._replace(up=None), "the reply is a NoneType, not named tensors"),
         (lambda reply: reply._replace(own={"mine": torch.tensor(torch.inf)}), "its own state 'mine' is not finite"),
+        (lambda reply: reply._replace(own=None), "its own state is a NoneType, not named tensors"),
+        (lambda reply: reply._replace(own={"mine": 1.0}), "its own state 'mine' is a float, not a tensor"),
+        (
+            lambda reply: reply._replace(info={**reply.info, "parts": torch.ones(3)}),
+            "FedAvg.local: Reply.info['parts'] has shape (3,) and dtype torch.float32, expected a real scalar",
+        ),
+        (lambda reply: reply._replace(info={"none": torch.ones(0)}), "Reply.info['none'] has shape (0,)"),
+        (lambda reply: reply._replace(info={"what": "fine"}), "FedAvg.local: Reply.info['what'] is a str, expected"),
+        (lambda reply: reply._replace(info=None), "FedAvg.local: Reply.info is a NoneType, not named scalars"),
         (failing, "RuntimeError: out of cheese"),
     ],
 )
@@ -300,6 +318,16 @@ def test_rounds_are_the_total_also_after_more_of_them(tmp_path: Path) -> None:
     same(*(RunDirectory(tmp_path / name).open()[1] for name in ("once", "twice")))
     rounds = Counter(r.round for r in read_metrics(tmp_path / "twice" / "metrics.csv") if r.split == "run")
     assert rounds == {k: 3 for k in range(1, 6)}
+
+
+def test_fewer_rounds_than_are_done_are_read_and_not_gone_on_with(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.create("")
+    list(run_of(directory=directory, rounds=3))
+    with pytest.raises(ConfigError, match=r"rounds = 2 is the total, and round 3 of .* is done: give rounds=3 or more"):
+        run_of(directory=directory, rounds=2)
+    assert run_of(directory=directory, rounds=2, read_only=True).round == 3
+    assert run_of(directory=directory, rounds=3).done
 
 
 def test_another_configuration_is_refused(tmp_path: Path) -> None:

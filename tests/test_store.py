@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.build import Net
 
 from pyrofl.metrics import reliability
@@ -67,6 +68,27 @@ def test_trees_come_back_with_their_metadata(tmp_path: Path) -> None:
     assert load_tree(tmp_path / "empty")[0] == {}
 
 
+def test_a_tree_has_the_same_bytes_each_time_and_whoever_reads_it(tmp_path: Path) -> None:
+    notes = {name: f"of {name}" for name in "hgfedcba"} | {"größe": '"µ"'}
+    tree = {**TREE, "größe": torch.ones(3, dtype=torch.float64), "none": torch.zeros(0, 2)}
+    written = set()
+    for k in range(5):
+        save_tree(tmp_path / str(k), tree, dict(sorted(notes.items(), reverse=bool(k % 2))))
+        written.add((tmp_path / str(k)).read_bytes())
+    (content,) = written
+    assert int.from_bytes(content[:8], "little") % 8 == 0, "tensors stay aligned"
+    found, meta = load_tree(tmp_path / "0")
+    assert equal(found, tree) and meta == {"format": FORMAT, **notes}
+    assert equal(load_file(tmp_path / "0"), tree)
+
+
+def test_files_whose_metadata_are_in_another_order_are_read(run: RunDirectory) -> None:
+    meta = {"trained": "1", "round": "1", "metrics_bytes": "32", "identity": '"abc"', "format": FORMAT}
+    save_file(TREE, run.server, metadata=meta)
+    number, tree, found = run.open()
+    assert number == 1 and equal(tree, TREE) and found == meta and run.identity() == "abc"
+
+
 class _Evil:
     def __reduce__(self) -> tuple[object, ...]:
         return os.mkdir, (os.environ["PYROFL_TEST_MARK"],)
@@ -93,8 +115,6 @@ def test_truncated_files_are_refused(run: RunDirectory, length: int) -> None:
 
 
 def test_files_of_others_are_refused(run: RunDirectory) -> None:
-    from safetensors.torch import save_file
-
     save_file({"w": torch.zeros(1)}, run.server)
     with pytest.raises(ValueError, match=r"server\.safetensors: format None, this version reads 'pyrofl-1'"):
         run.open()

@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from ..gate import reason_of_info
 from .records import record, tree
 from .site import Site, Sum, as_key
 
@@ -44,6 +45,8 @@ def client_app(open_site: Open) -> ClientApp:
                 raise
             logging.getLogger(__name__).exception("this site's update failed")  # here, since it may speak of rows
             raise RuntimeError("the update failed, and privacy lets only the site's own log say why") from None
+        if reason := reason_of_info(reply.info):
+            raise ValueError(f"{type(site.method).__name__}.local: {reason}")
         info = MetricRecord({name: float(v) for name, v in reply.info.items()})
         has_own = ConfigRecord({"own": bool(reply.own)})
         return Message(RecordDict({"up": record(reply.up), "info": info, "kept": has_own}), reply_to=message)

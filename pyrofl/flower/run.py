@@ -94,7 +94,10 @@ class FlowerRun(Run):
         return super()._absent(client) if client in self.engine.members else "it is not connected"
 
     def own(self, client: int, down: Tree) -> Tree:
-        kept = self.states.get(client) or {}
+        return self._kept(client) or {}
+
+    def _kept(self, client: int) -> Tree | None:
+        kept = self.states.get(client)
         if kept and kept.keys() != {RECEIPT}:
             raise ConfigError(
                 "this run's clients have states that another engine keeps in the run's directory: go on with that one"

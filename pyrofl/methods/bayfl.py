@@ -48,6 +48,11 @@ class BayFL(FedAvg):
         if self.distillation is not None:
             needs_unlabelled(self.unlabelled, self.program, "this method, with its distillation,")
 
+    @property
+    def uses_rounds(self) -> bool:
+        """Here by `schedule` alone; a class on top of this one is taken to use it, unless it says otherwise."""
+        return type(self) is not BayFL or self.schedule == "a/sqrt(K)"
+
     def init(self, key: Tensor) -> Tree:
         start = super().init(key)
         return start if self.schedule == "a" else {**start, "round": torch.tensor(1, device=key.device)}

@@ -76,6 +76,11 @@ class FedAvg:
             known = " or ".join(repr(g) for g in cls.guides)
             raise ValueError(f"{cls.__name__} {cls.guides_because}: use guide = {known}")
 
+    @property
+    def uses_rounds(self) -> bool:
+        """Whether the total in a field `rounds` changes any update: such a run cannot be resumed with another total."""
+        return True
+
     def init(self, key: Tensor) -> Tree:
         return self.program.init(key)
 

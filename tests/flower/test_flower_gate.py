@@ -18,6 +18,7 @@ pytest.importorskip("flwr", reason="needs pip install 'pyrofl[flower]'")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
+from pyrofl.data import Data
 from pyrofl.engines import Failure
 from pyrofl.flower.grid import LocalGrid
 from pyrofl.flower.local import local_run
@@ -26,8 +27,11 @@ from pyrofl.flower.replies import update
 from pyrofl.flower.run import FlowerRun
 from pyrofl.gate import Contract
 from pyrofl.method import Reply
+from pyrofl.methods import FedAvg
+from pyrofl.optim import SGD
 from pyrofl.random import root
 from pyrofl.run import RECEIPT
+from pyrofl.tree import Tree
 
 UP = {"loc": torch.zeros(2, 3), "scale": torch.ones(3), "steps": torch.tensor(4), "none": torch.zeros(0, 2)}
 CONTRACT = Contract.of(UP)
@@ -241,3 +245,17 @@ def test_a_round_of_broken_replies_alone_changes_nothing() -> None:
     assert now.clients == [] and len(now.left_out) == 5
     assert now.left_out["site1"] == "it is not connected"
     same(run.server, before)
+
+
+class Wordy(FedAvg):
+    """FedAvg that logs a vector."""
+
+    def local(self, down: Tree, own: Tree, data: Data, key: torch.Tensor) -> Reply:
+        reply = super().local(down, own, data, key)
+        return reply._replace(info={**reply.info, "parts": torch.ones(3)})
+
+
+def test_a_site_that_would_log_more_than_a_scalar_says_which() -> None:
+    run = local_run(Wordy(build.program(), SGD(0.1), size=4), build.federation((9, 6)), rounds=1, seed=1)
+    reason = "Wordy.local: Reply.info['parts'] has shape (3,) and dtype torch.float32, expected a real scalar"
+    assert run.step().left_out == {name: f"ValueError: {reason}" for name in ("site0", "site1")}
