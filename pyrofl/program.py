@@ -328,8 +328,19 @@ class Program:
     def draw_prior(self, theta: Tree, key: Tensor) -> Draw:
         """A draw from the declared prior; `theta` gives what has none. Improper priors cannot be drawn from."""
         p = self.trace_prior(theta, key)
-        log_prior = _log_density(p)
+        with quiet(), torch.no_grad():
+            log_prior = _log_density(p)
         return Draw({n: p.nodes[n]["value"].detach() for n in latents(p)}, log_prior, log_prior)
+
+    def prior_moments(self, theta: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        """site -> mean, and site -> variance, of its prior given the sites before it, at the draw of `draw_prior`.
+
+        Of a distribution without formulas they are the draw and 0; both averaged over keys give the moments of every
+        site's own prior, by the law of total variance. Infinite and undefined moments are inf or NaN.
+        """
+        p = self.trace_prior(theta, key)
+        pairs = {n: _mean_and_variance(p.nodes[n]["fn"], p.nodes[n]["value"].detach()) for n in latents(p)}
+        return {n: mean for n, (mean, _) in pairs.items()}, {n: variance for n, (_, variance) in pairs.items()}
 
     def trace_prior(self, theta: Tree, key: Tensor, given: Tree | None = None) -> Any:
         """Pyro's trace of the draw that `draw_prior` takes from the same key; `given` fixes the sites that it names."""
@@ -557,6 +568,16 @@ def _is_improper(fn: Any) -> bool:
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     return isinstance(fn, pyro.distributions.ImproperUniform)
+
+
+def _mean_and_variance(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of `fn` in the shape of `value`, a draw from it; (value, 0) where there are no formulas."""
+    if _is_improper(fn):
+        return value, torch.full_like(value, math.inf)
+    try:
+        return fn.mean.expand(value.shape).detach(), fn.variance.expand(value.shape).detach()
+    except NotImplementedError:
+        return value, torch.zeros_like(value)
 
 
 def _normals(trace: Any, sites: Sequence[str]) -> Posterior | None:
