@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pyro.distributions as dist
 import pytest
@@ -213,6 +215,16 @@ def test_the_file_reads_back_as_it_was_here_and_in_arviz_of_both_kinds(classes, 
 def test_a_missing_file_says_how_it_is_made(tmp_path):
     with pytest.raises(FileNotFoundError, match="pyrofl evaluate RUN"):
         arviz.load(tmp_path / "draws.nc")
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    broken = tmp_path / "draws.nc"
+    for content in (b"", b"no netCDF", b"\x89HDF\r\n\x1a\n" + bytes(100)):
+        broken.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{re.escape(str(broken))} cannot be read as netCDF \("):
+            arviz.load(broken)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path))} is a directory: .*draws\.nc"):
+        arviz.load(tmp_path)
 
 
 def test_point_estimates_have_constant_data_only():
