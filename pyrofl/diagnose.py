@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.markup import escape
@@ -45,10 +46,12 @@ def diagnose(
     if any(c.test.rows for c in run.federation.clients):
         held = run.to_arviz(model=model, draws=draws, split="test")
         console.print(f"wrote {arviz.save(held, directory / TEST)}: {draws} draws, held-out rows", markup=False)
-    frame = diagnostics.table(made, losses=losses(where.metrics, committed), prior=prior_moments(run))
+    prior = prior_moments(run)
+    frame = diagnostics.table(made, losses=losses(where.metrics, committed), prior=prior)
     frame.assign(round=run.round).to_csv(directory / CHECKS, index_label="client")
     console.print(_table(frame, f"round {run.round}, {made.attrs['model']} posterior, training rows"))
-    for line in notes(made.attrs, frame):
+    undefined = [site for site, (_, sd) in (prior or {}).items() if np.isnan(sd).any()]
+    for line in notes(made.attrs, frame, undefined):
         console.print(line, style="dim", markup=False)
     if others:
         runs = [reopen(p, data_root=data_root).run(p, read_only=True) for p in rest]
@@ -64,9 +67,11 @@ def losses(metrics: Path, size: int | None = None) -> dict[str, list[float]]:
     return out
 
 
-def notes(attrs: Mapping[Any, Any], frame: pd.DataFrame) -> list[str]:
-    """What the numbers mean, and what is missing from them."""
+def notes(attrs: Mapping[Any, Any], frame: pd.DataFrame, undefined: Sequence[str] = ()) -> list[str]:
+    """What the numbers mean, and what is missing from them; the priors of `undefined` sites have no finite variance."""
     out = []
+    if left := str(attrs.get("clients_left_out", "")):
+        out.append(f"left out, for they predict with the server's own posterior: {_some(left.split(', '))}")
     if "k-hat" in frame:
         out.append("k-hat: below min(1 - 1 / log10 draws, 0.7) importance weights can correct the guide")
         out.append("elpd: leave-one-out log predictive density in nats, summed over rows, +- its standard error")
@@ -74,11 +79,18 @@ def notes(attrs: Mapping[Any, Any], frame: pd.DataFrame) -> list[str]:
         out.append("no k-hat and no LOO: they need a guide that is a density, under a proper prior")
     if "contraction" in frame:
         out.append("contraction: median over weights of 1 - (posterior sd / prior sd)^2")
+        if undefined:
+            out.append(f"no contraction where the prior has no finite variance: {_some(undefined)}")
     if "ELBO" in frame:
         out.append("ELBO: Theil-Sen slope of the training loss over the last half of the rounds, 95% interval")
     if attrs.get("constant_sites"):
         out.append(f"constant in every draw (point estimates): {attrs['constant_sites']}")
     return out
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    """The first names of many, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def agreements(runs: Sequence[Run]) -> pd.DataFrame:

@@ -1,7 +1,8 @@
 """The fast path of `Program.loss`: one draw of all weights, closed-form KL, no tracing.
 
-It serves lifted networks (`Bayesian`) whose priors have no latent hyper-parameters, under a mean-field Normal or a
-Delta guide, and gives the numbers of the traced ELBO from the same noise (a test holds it to that).
+It serves lifted networks (`Bayesian`) whose priors are on all real numbers and have no latent hyper-parameters, under a
+mean-field Normal or a Delta guide, and gives the numbers of the traced ELBO from the same noise (a test holds it to
+that).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.func import vmap
 from .bayesian import Bayesian, forward_pass
 from .data import Batch
 from .guides import Normal
-from .handlers import standard_noise
+from .handlers import is_real, standard_noise
 from .likelihoods import Likelihood, parameters
 from .meanfield import draw_and_kl, positive_scale
 from .tree import Ravel, Tree, blocks
@@ -63,6 +64,7 @@ class FastPath:
             isinstance(model, Bayesian)
             and isinstance(guide, Normal | AutoDelta)
             and set(guide.prototype_trace.stochastic_nodes) <= {w.site for w in model.weights}
+            and all(is_real(guide.prototype_trace.nodes[w.site]["fn"].support) for w in model.weights)
         )
         return FastPath(program) if fits else None
 

@@ -81,6 +81,17 @@ def latents(trace: Trace) -> list[str]:
     return [n for n in trace.stochastic_nodes if not site_is_subsample(trace.nodes[n])]
 
 
+def observations(trace: Trace) -> list[str]:
+    """Observed sites of a trace, without the values that `pyro.deterministic` records."""
+    found = (n for n in trace.observation_nodes if trace.nodes[n]["type"] == "sample")
+    return [n for n in found if not is_deterministic(trace.nodes[n])]
+
+
+def is_deterministic(site: Mapping[str, Any]) -> bool:
+    """Whether a site is one of `pyro.deterministic`, which Pyro counts as observed."""
+    return bool(site["infer"].get("_deterministic"))
+
+
 def localise_(model: PyroModule) -> None:
     """Let a PyroModule that was built without module-local parameters run with them.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from .bayesian import NORMS, BatchNorm, Bayesian, Dropout, forward_pass, purify_
 from .data import Batch, Data
 from .fastpath import FastPath, divergence
 from .guides import Normal
-from .handlers import Image, contained, is_real, keyed, latents, localise_, quiet, reprior, standard_noise
+from .handlers import Image, contained, is_real, keyed, latents, localise_, observations, quiet, reprior, standard_noise
 from .meanfield import Posterior
 from .tree import Ravel, Tree
 
@@ -127,7 +127,7 @@ class Program:
         everything = torch.ones_like(y, dtype=torch.bool)
         with _own_stream(), pyro.validation_enabled(True), forward_pass(rows=everything):
             trace = poutine.trace(started).get_trace(x, y)
-        seen = [n for n in trace.observation_nodes if trace.nodes[n]["type"] == "sample"]
+        seen = observations(trace)
         if len(seen) != 1:
             raise ValueError(
                 f"the model must observe one site, it observes {len(seen)} ({', '.join(seen) or 'none'}): write "
@@ -145,6 +145,8 @@ class Program:
             rows = trace.nodes[seen[0]]["cond_indep_stack"]
             if any(frame in rows for frame in trace.nodes[name]["cond_indep_stack"]):
                 raise ValueError(f"site {name!r} is a latent of every row: only latents shared by all rows can travel")
+        for name, start in self._start.items():
+            _check_start(name, trace.nodes[name]["fn"], start)
         return seen[0]
 
     def _check_priors(self) -> None:
@@ -158,14 +160,17 @@ class Program:
 
     def _check_loss(self, x: Tensor, y: Tensor) -> None:
         batch, key = Batch.of(x, y), random.root(0).to(x.device)
-        step = lambda k, v: 0.01 * random.normal(random.fold(key, k), v.shape, v.dtype) if k in self.trainable else 0.0
-        moved = {k: v + step(k, v) for k, v in self.theta0.items()}
         with torch.no_grad():
-            here, there = (self.parts(theta, batch, key)[1]["nll"] for theta in (self.theta0, moved))
+            here, there = (self.parts(theta, batch, key)[1]["nll"] for theta in (self.theta0, self._moved(key)))
         if torch.equal(here, there):
             raise ValueError(
                 "the likelihood does not move with the guide's parameters: the model does not use its latent sites"
             )
+
+    def _moved(self, key: Tensor) -> Tree:
+        """`theta0` with a little noise on all that is trained."""
+        step = lambda k, v: 0.01 * random.normal(random.fold(key, k), v.shape, v.dtype) if k in self.trainable else 0.0
+        return {k: v + step(k, v) for k, v in self.theta0.items()}
 
     def _mean_field_sites(self) -> dict[str, torch.Size]:
         """Latent site -> unconstrained shape, where the guide is an AutoNormal; empty for other guides."""
@@ -322,13 +327,28 @@ class Program:
 
     def draw_prior(self, theta: Tree, key: Tensor) -> Draw:
         """A draw from the declared prior; `theta` gives what has none. Improper priors cannot be drawn from."""
+        p = self.trace_prior(theta, key)
+        with quiet(), torch.no_grad():
+            log_prior = _log_density(p)
+        return Draw({n: p.nodes[n]["value"].detach() for n in latents(p)}, log_prior, log_prior)
+
+    def prior_moments(self, theta: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        """site -> mean, and site -> variance, of its prior given the sites before it, at the draw of `draw_prior`.
+
+        Of a distribution without formulas they are the draw and 0; both averaged over keys give the moments of every
+        site's own prior, by the law of total variance. Infinite and undefined moments are inf or NaN.
+        """
+        p = self.trace_prior(theta, key)
+        pairs = {n: _mean_and_variance(p.nodes[n]["fn"], p.nodes[n]["value"].detach()) for n in latents(p)}
+        return {n: mean for n, (mean, _) in pairs.items()}, {n: variance for n, (_, variance) in pairs.items()}
+
+    def trace_prior(self, theta: Tree, key: Tensor, given: Tree | None = None) -> Any:
+        """Pyro's trace of the draw that `draw_prior` takes from the same key; `given` fixes the sites that it names."""
         x, y = (v[:1].to(key.device) for v in self._example)
 
-        def run(model: PyroModule, guide: nn.Module) -> Draw:
-            with forward_pass(), keyed(key):
-                p = poutine.trace(model).get_trace(x, y)
-            log_prior = _log_density(p)
-            return Draw({n: p.nodes[n]["value"].detach() for n in latents(p)}, log_prior, log_prior)
+        def run(model: PyroModule, guide: nn.Module) -> Any:
+            with forward_pass(), keyed(key), poutine.condition(data=given or {}):
+                return poutine.trace(model).get_trace(x, y)
 
         with torch.no_grad():
             return self._call(theta, run)
@@ -435,14 +455,24 @@ class Program:
         return {f"{s}/{p}": v for s, pair in q.items() for p, v in zip(("loc", "scale"), pair)}
 
     def prior_posterior(self) -> Posterior | None:
-        """The declared priors as {site: (loc, scale)} where all are Normal, else None."""
+        """The declared priors as {site: (loc, scale)} where all are Normals that depend on nothing else, else None."""
         if self._fast is None or self._fast.gaussian is None:
-            return None
+            return {s: (loc.clone(), scale.clone()) for s, (loc, scale) in (self._normal_priors or {}).items()} or None
         like = {s: self.theta0[self.loc_name(s)] for s in self.sites}
         ravel = Ravel(like)
         flat = ravel.flat(like)
         loc, scale = (ravel.tree(torch.as_tensor(v).to(flat).expand_as(flat)) for v in self._fast.gaussian)
         return {s: (loc[s].clone(), scale[s].clone()) for s in like}
+
+    @functools.cached_property
+    def _normal_priors(self) -> Posterior | None:
+        """(loc, scale) of every site by tracing, or None where one is no Normal or moves with a latent or parameter."""
+        found, key = _normals(self.guide.prototype_trace, self.sites), random.root(0).to(self.example.device)
+        if found is None:
+            return None
+        again = _normals(self.trace_prior(self._moved(key), key), self.sites)
+        fixed = again is not None and all(torch.equal(a, b) for s in found for a, b in zip(found[s], again[s]))
+        return {s: (loc.detach(), scale.detach()) for s, (loc, scale) in found.items()} if fixed else None
 
     @property
     def example(self) -> Tensor:
@@ -538,3 +568,43 @@ def _is_improper(fn: Any) -> bool:
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     return isinstance(fn, pyro.distributions.ImproperUniform)
+
+
+def _mean_and_variance(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of `fn` in the shape of `value`, a draw from it; (value, 0) where there are no formulas."""
+    if _is_improper(fn):
+        return value, torch.full_like(value, math.inf)
+    try:
+        return fn.mean.expand(value.shape).detach(), fn.variance.expand(value.shape).detach()
+    except NotImplementedError:
+        return value, torch.zeros_like(value)
+
+
+def _normals(trace: Any, sites: Sequence[str]) -> Posterior | None:
+    """site -> (loc, scale) of a trace's priors, each in its site's shape, or None where one is no Normal."""
+    found = {}
+    for name in sites:
+        base = shaped = trace.nodes[name]["fn"]
+        while isinstance(base, pyro.distributions.Independent):
+            base = base.base_dist
+        if not isinstance(base, pyro.distributions.Normal):
+            return None
+        shape = shaped.batch_shape + shaped.event_shape
+        found[name] = (base.loc.expand(shape), base.scale.expand(shape))
+    return found
+
+
+def _check_start(name: str, fn: Any, start: Tensor) -> None:
+    """Refuse a prior that gives a network's weight density 0 where the network starts it."""
+    if bool(fn.support.check(start).all()):
+        return
+    support = fn.support
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    while isinstance(fn, pyro.distributions.Independent | pyro.distributions.MaskedDistribution):
+        fn = fn.base_dist
+    raise ValueError(
+        f"the prior of {name!r} is a {type(fn).__name__}, whose support {support} does not hold the values that the "
+        f"network starts it at, {float(start.min()):.3g} to {float(start.max()):.3g}: take a prior on all real "
+        "numbers, such as 'gaussian', start the network inside the support, or name the site in points"
+    )

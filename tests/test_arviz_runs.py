@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
+import pyro.distributions as dist
 import pytest
 import torch
 import xarray as xr
+from pyro.nn import PyroSample
 from scipy import stats
 from support import build
 from torch import nn
 
 from pyrofl import arviz, diagnostics
 from pyrofl.arviz.runs import moments, predictive_moments, prior_moments
-from pyrofl.bayesian import Bayesian
+from pyrofl.bayesian import Bayesian, Prior
 from pyrofl.data import Client, Data, Federation
+from pyrofl.diagnose import notes
 from pyrofl.diagnostics.table import ALL
 from pyrofl.engines import Sequential, Vectorised
 from pyrofl.likelihoods import Gaussian as Noise
 from pyrofl.method import Cohort, Reply
 from pyrofl.methods import Alone, BayFL, FedAvg
 from pyrofl.optim import Adam
-from pyrofl.priors import Gaussian, Hierarchical
+from pyrofl.priors import Gaussian, Hierarchical, Horseshoe, Laplace, ScaleMixture, StudentT
 from pyrofl.program import Program
 from pyrofl.run import Run
 
@@ -42,6 +47,21 @@ def line(n, seed):
 
 
 LINES = Federation(tuple(Client(f"site{i}", line(n, i), line(3, 10 + i)) for i, n in enumerate((6, 4))), "gaussian")
+
+
+PERSONAL = {"model": "personal", "draws": 30}
+
+
+class SharedScale(Prior):
+    """w ~ N(0, tau^2) with `tau ~ how(1)`."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.tau = PyroSample(how(torch.ones((), dtype=torch.float64)))
+
+    def forward(self, weight):
+        zero = weight.value.new_zeros(weight.value.shape)
+        return dist.Normal(zero, self.tau).to_event(zero.dim())
 
 
 def slope(prior=None):
@@ -197,6 +217,16 @@ def test_a_missing_file_says_how_it_is_made(tmp_path):
         arviz.load(tmp_path / "draws.nc")
 
 
+def test_what_cannot_be_read_is_named(tmp_path):
+    broken = tmp_path / "draws.nc"
+    for content in (b"", b"no netCDF", b"\x89HDF\r\n\x1a\n" + bytes(100)):
+        broken.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{re.escape(str(broken))} cannot be read as netCDF \("):
+            arviz.load(broken)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path))} is a directory: .*draws\.nc"):
+        arviz.load(tmp_path)
+
+
 def test_point_estimates_have_constant_data_only():
     run = run_of(FedAvg(build.program(guide="delta", prior="flat"), size=4), build.federation())
     made = run.to_arviz(draws=5)
@@ -221,7 +251,10 @@ def test_arguments_are_checked(shared, apart):
         (shared, {"split": "all"}, "unknown split 'all'"),
         (shared, {"sites": ["weight"]}, "unknown site 'weight'"),
         (shared, {"draws": 0}, "draws must be at least 1"),
-        (shared, {"model": "personal"}, "client site0 predicts with the server's own posterior"),
+        (shared, {"model": "personal"}, "every client predicts with the server's own posterior"),
+        (shared, {"model": "personal", "client": "site0"}, "client site0 predicts with the server's own posterior"),
+        (shared, {"rows": 0}, "rows must be at least 1 of each posterior, got 0"),
+        (apart, {"rows": -3}, "rows must be at least 1 of each posterior, got -3"),
         (shared, {"client": "site0"}, "client needs model = 'personal'"),
         (apart, {"client": "site9"}, "unknown client 'site9'"),
         (apart, {"model": "global"}, "no model of the server"),
@@ -236,6 +269,88 @@ def test_prior_moments_are_exact_where_they_can_be_and_drawn_elsewhere(shared):
     run = run_of(BayFL(slope(Hierarchical())), LINES)
     drawn = prior_moments(run, draws=400)
     assert set(drawn) == set(run.method.program.sites) and drawn[SITE][1].shape == (1, 1)
+
+
+class Drawn(Prior):
+    """`how(zero)` makes the distribution."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def forward(self, weight):
+        return self.how(weight.value.new_zeros(weight.value.shape)).to_event(2)
+
+
+@pytest.mark.parametrize(
+    ("prior", "expected"),
+    [
+        (StudentT(1.5, df=3.0), 1.5 * 3**0.5),
+        (StudentT(1.5, df=2.0), np.nan),
+        (Drawn(lambda zero: dist.Cauchy(zero, 1.0)), np.nan),
+        (Drawn(lambda zero: dist.Uniform(zero - 3, zero + 3)), 3**0.5),
+        (Laplace(2.0), 8**0.5),
+        (ScaleMixture(2.0, 1.0, mixing=0.25), 1.75**0.5),
+        (Horseshoe(), np.nan),
+        (SharedScale(dist.HalfCauchy), np.nan),
+    ],
+    ids=["t3", "t2", "cauchy", "uniform", "laplace", "mixture", "horseshoe", "half-cauchy"],
+)
+def test_the_prior_s_spread_is_its_formula_and_undefined_where_it_has_none(prior, expected):
+    found = prior_moments(run_of(BayFL(slope(prior)), LINES), draws=20)
+    np.testing.assert_allclose(found[SITE][1], np.full((1, 1), expected), rtol=1e-9)
+
+
+def test_the_spread_under_a_latent_scale_is_averaged_over_it():
+    run = run_of(BayFL(slope(SharedScale(lambda one: dist.HalfNormal(2 * one)))), LINES)
+    found = prior_moments(run, draws=2000)
+    tau = "prior.tau"
+    assert found[SITE][1].item() == pytest.approx(2.0, rel=0.05)  # E tau^2 = 4
+    assert found[tau][0].item() == pytest.approx(2 * (2 / np.pi) ** 0.5, rel=1e-6)
+    assert found[tau][1].item() == pytest.approx(2 * (1 - 2 / np.pi) ** 0.5, rel=1e-6)
+
+
+def test_a_guide_as_wide_as_its_heavy_tailed_prior_has_no_contraction():
+    made = {SITE: (0.0, np.full((1, 1), 1.5 * 3**0.5))}
+    prior = prior_moments(run_of(BayFL(slope(StudentT(1.5, df=3.0))), LINES))
+    assert diagnostics.contraction(made, prior).median == pytest.approx(0, abs=1e-9)
+
+
+def test_a_table_under_a_prior_without_variance_has_an_empty_contraction():
+    run = run_of(BayFL(slope(Horseshoe())), LINES)
+    frame = diagnostics.table(run.to_arviz(draws=30), prior=prior_moments(run, draws=5))
+    assert frame["contraction"].isna().all()
+
+
+class SomeAlone(KnownAlone):
+    """KnownAlone beside a server, whose posterior the second client takes as its own."""
+
+    def common(self, server):
+        return self.program.theta0
+
+    def personal(self, down, own, data, key):
+        return own if len(data.x) == 6 else self.program.theta0
+
+
+def test_clients_with_the_server_s_own_posterior_are_left_out_of_personal_draws(apart):
+    run = run_of(SomeAlone(slope()), LINES)
+    made = run.to_arviz(model="personal", draws=30)
+    assert made.attrs["clients_left_out"] == "site1"
+    assert made["posterior"]["client"].values.tolist() == ["site0"]
+    assert set(made["log_likelihood"]["client"].values) == {"site0"}
+    xr.testing.assert_equal(
+        made["posterior"].to_dataset(), run.to_arviz(client="site0", **PERSONAL)["posterior"].to_dataset()
+    )
+    with pytest.raises(ValueError, match="client site1 predicts with the server's own posterior"):
+        run.to_arviz(client="site1", **PERSONAL)
+    assert "clients_left_out" not in apart.to_arviz(draws=3).attrs
+    (line,) = [n for n in notes(made.attrs, diagnostics.table(made), ["w"]) if n.startswith("left out")]
+    assert line.endswith(": site1")
+
+
+def test_a_subset_of_rows_is_one_of_each_posterior(apart):
+    made = apart.to_arviz(draws=5, rows=3)
+    assert [(made["log_likelihood"]["client"] == c).sum().item() for c in ("site0", "site1")] == [3, 3]
 
 
 def test_moments_of_draws_are_those_of_numpy():

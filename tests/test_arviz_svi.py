@@ -200,6 +200,100 @@ def test_an_impossible_row_is_named_instead_of_making_loo_undefined():
         arviz.loo(made)
 
 
+X = torch.linspace(-1, 1, len(Y), dtype=torch.float64)
+
+
+def recording(x, y):
+    slope = pyro.sample("slope", dist.Normal(torch.zeros((), dtype=torch.float64), 1.0))
+    pyro.deterministic("double", 2 * slope)
+    pyro.deterministic("two", torch.tensor(2.0))
+    with pyro.plate("data", len(x)):
+        mu = pyro.deterministic("mu", slope * x)
+        pyro.deterministic("moments", torch.stack([mu, mu**2], -1))
+        pyro.deterministic("turned", torch.stack([mu, mu**2, mu**3]))
+        pyro.sample("y", dist.Normal(mu, 0.5), obs=y)
+
+
+def some_slope(x, y):
+    pyro.sample("slope", dist.Normal(torch.tensor(0.7, dtype=torch.float64), 0.2))
+
+
+def test_recorded_values_are_posterior_variables_and_no_observations():
+    made = arviz.from_pyro_svi(recording, some_slope, X, Y, draws=300)
+    for group in ("log_likelihood", "posterior_predictive", "observed_data"):
+        assert list(made[group].data_vars) == ["y"]
+    posterior, new = made["posterior"], made["posterior_predictive"]["y"]
+    slope, mu = posterior["slope"].values, posterior["mu"]
+    assert mu.dims == new.dims == ("chain", "draw", "obs") and new.shape == (1, 300, 8)
+    np.testing.assert_allclose(posterior["double"], 2 * slope)
+    np.testing.assert_allclose(mu, slope[..., None] * X.numpy())
+    np.testing.assert_allclose(posterior["moments"], np.stack([mu, mu**2], -1))
+    assert posterior["moments"].dims == ("chain", "draw", "obs", "moments_dim_0")
+    np.testing.assert_allclose(posterior["turned"], np.stack([mu, mu**2, mu**3], 2))
+    assert posterior["turned"].dims == ("chain", "draw", "turned_dim_0", "obs")
+    assert made["constant_data"]["two"] == 2 and "sample_stats" in made
+    z = (new.values - mu.values) / 0.5
+    assert stats.kstest(z.ravel(), "norm").pvalue > 1e-3
+    log_p = stats.norm(0, 1).logpdf(slope) + stats.norm(mu, 0.5).logpdf(Y.numpy()).sum(-1)
+    np.testing.assert_allclose(made["sample_stats"]["log_p"], log_p)
+
+
+def test_recorded_values_can_be_chosen_and_share_the_name_of_the_rows():
+    made = arviz.from_pyro_svi(recording, some_slope, X, Y, draws=5, sites=["mu"], dims={"y": ["patient"]})
+    assert list(made["posterior"].data_vars) == ["mu"]
+    assert made["posterior"]["mu"].dims == ("chain", "draw", "patient")
+    made = arviz.from_pyro_svi(recording, some_slope, X, Y, draws=5, sites=["two"])
+    assert "posterior" not in made and "sample_stats" in made  # the guide is a density, whatever is shown of it
+
+
+def test_a_point_s_recorded_values_are_constant_too():
+    with pyro.get_param_store().scope():
+        made = arviz.from_pyro_svi(recording, AutoDelta(recording), X, Y, draws=5)
+    assert "posterior" not in made and "sample_stats" not in made
+    np.testing.assert_allclose(made["constant_data"]["mu"], made["constant_data"]["slope"].values * X.numpy())
+
+
+def named(y, z=None):
+    mu = pyro.sample("mu", dist.Normal(torch.zeros((), dtype=torch.float64), TAU))
+    with pyro.plate("data", len(y)):
+        pyro.sample("visits", dist.Normal(mu, SIGMA), obs=y)
+        if z is not None:
+            pyro.sample("z", dist.Normal(2 * mu, 1), obs=z)
+
+
+def test_loo_takes_the_only_variable_or_the_one_named():
+    guide = lambda y, z=None: guide_of(Y)(y)
+    one = arviz.loo(arviz.from_pyro_svi(named, guide, Y, draws=50))
+    plain = arviz.loo(arviz.from_pyro_svi(model, guide_of(Y), Y, draws=50))
+    np.testing.assert_allclose(one.elpd_i.values, plain.elpd_i.values)
+    part = arviz.loo(arviz.from_pyro_svi(named, guide, Y, draws=50), observations=4)
+    assert part.subsample_size == 4
+    both = arviz.from_pyro_svi(named, guide, Y, Y, draws=50)
+    with pytest.raises(ValueError, match=r"several observed variables \(visits, z\): name one by var_name"):
+        arviz.loo(both)
+    with pytest.raises(ValueError, match="unknown var_name 'y'"):
+        arviz.loo(both, var_name="y")
+    mu = both["posterior"]["mu"].values.ravel()
+    weights = np.exp(both["sample_stats"]["log_p"].values - both["sample_stats"]["log_q"].values).ravel()
+    density = stats.norm(2 * mu[:, None], 1).pdf(Y.numpy())
+    expected = np.log(weights.sum() / (weights[:, None] / density).sum(0))  # importance weights p / q / p(z_i | mu)
+    np.testing.assert_allclose(arviz.loo(both, var_name="z").elpd_i.values, expected, atol=0.1)
+
+
+def test_an_impossible_entry_of_a_table_is_named():
+    def table(y):
+        mu = pyro.sample("mu", dist.Normal(torch.zeros((), dtype=torch.float64), 1.0))
+        with pyro.plate("rows", y.shape[0], dim=-2), pyro.plate("columns", y.shape[1], dim=-1):
+            pyro.sample("y", dist.Uniform(mu - 100, mu + 100, validate_args=False), obs=y)
+
+    y = torch.zeros(4, 3, dtype=torch.float64)
+    y[2, 1] = 1e4
+    guide = lambda y: pyro.sample("mu", dist.Normal(torch.zeros((), dtype=torch.float64), 1.0))
+    made = arviz.from_pyro_svi(table, guide, y, draws=30, dims={"y": ["patient", "visit"]})
+    with pytest.raises(ValueError, match="not finite at patient 2, visit 1:"):
+        arviz.loo(made)
+
+
 @pytest.mark.parametrize("site", ["data", "y"])
 def test_a_plate_or_an_observed_site_cannot_be_chosen(site):
     with pytest.raises(ValueError, match=f"there is no latent site '{site}'; the latent sites are mu"):

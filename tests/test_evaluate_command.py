@@ -52,6 +52,30 @@ def test_writes_both_files_and_prints_a_line_a_client(runs: Path, monkeypatch: p
     assert not (runs / "2" / "draws.nc").exists()
 
 
+def test_personal_draws_leave_out_clients_without_a_model_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    place = str(tmp_path / "run")
+    give(
+        "run",
+        FILE,
+        *LESS,
+        "method=pfedbayes",
+        "prior=student_t",
+        "prior.df=2.0",
+        "cohort={ clients = 1 }",
+        "--out",
+        place,
+    )
+    said = give("evaluate", place, "--model", "personal", "--draws", "30")
+    made = arviz.load(tmp_path / "run" / "draws.nc")
+    (left,), (kept,) = made.attrs["clients_left_out"].split(", "), made["posterior"]["client"].values.tolist()
+    assert {left, kept} == {"client0", "client1"}
+    assert f"left out, for they predict with the server's own posterior: {left}" in said
+    assert "no contraction where the prior has no finite variance: net.body" in said
+
+
 def test_the_report_shows_the_checks_of_this_round(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     give("report", str(runs / "1"))

@@ -20,7 +20,7 @@ from pyro.nn import PyroModule, PyroSample
 from torch import nn
 
 from pyrofl import random
-from pyrofl.bayesian import Bayesian
+from pyrofl.bayesian import Bayesian, Prior
 from pyrofl.data import Batch, Data
 from pyrofl.engines import Sequential, Vectorised
 from pyrofl.engines.base import Job
@@ -210,6 +210,74 @@ def test_prior_posterior_is_the_declared_gaussian():
         assert (loc == 0).all()
         torch.testing.assert_close(scale, torch.full_like(scale, sd))
     assert program_of("laplace").prior_posterior() is None
+
+
+class Line(PyroModule):
+    """b ~ N(1, 2^2), w | b ~ N(centre(b), scale^2) for three weights, y | x ~ Bernoulli(sigmoid(w x + b))."""
+
+    def __init__(self, centre, scale):
+        super().__init__()
+        self.centre, self.width = centre, scale
+
+    @PyroSample
+    def b(self):
+        return dist.Normal(torch.ones((), dtype=torch.float64), 2.0)
+
+    @PyroSample
+    def w(self):
+        centre = self.centre(self.b) + torch.zeros((), dtype=torch.float64)
+        return dist.Normal(centre, self.width).expand([3]).to_event(1)
+
+    def forward(self, x, y=None):
+        logits = pyro.deterministic("logits", x @ self.w + self.b)
+        with pyro.plate("data", len(x)):
+            p = pyro.deterministic("p", logits.sigmoid())
+            pyro.sample("y", dist.Bernoulli(p), obs=y)
+
+
+def test_prior_posterior_of_a_pyro_model_is_its_normals_where_they_depend_on_nothing():
+    x, y = rows()
+    program = Program(Line(lambda b: -1.0, 0.5), x, y.double())
+    prior = program.prior_posterior()
+    assert prior.keys() == {"w", "b"}
+    for site, expected in (("b", (1.0, 2.0)), ("w", ([-1.0] * 3, [0.5] * 3))):
+        for found, number in zip(prior[site], expected, strict=True):
+            torch.testing.assert_close(found, torch.tensor(number, dtype=torch.float64))
+    assert program.posterior(program.guide_of(prior)).keys() == prior.keys()
+    learned = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+    for other in (Line(lambda b: b, 0.5), Line(lambda b: 0.0, learned)):
+        assert Program(other, x, y.double()).prior_posterior() is None
+
+
+def test_values_that_the_model_records_are_no_observations():
+    x, y = rows()
+    program = Program(Line(lambda b: 0.0, 1.0), x, y.double())
+    assert program.observed == "y" and program.sites == ("b", "w")
+    theta = program.init(random.root(0))
+    w, b = (loc for loc, _ in (program.posterior(theta)[s] for s in ("w", "b")))
+    logits = program.predict(theta, x, None)[:, 0]
+    torch.testing.assert_close(logits, x @ w + b)
+
+
+class Positive(Prior):
+    def forward(self, weight):
+        zero = weight.value.new_zeros(weight.value.shape)
+        return dist.LogNormal(zero, 1.0).to_event(zero.dim())
+
+
+def test_a_prior_whose_support_lacks_the_networks_start_is_refused():
+    message = r"prior of 'net.0.weight' is a LogNormal, whose support .* values that the network starts it at, -1 to 2:"
+    net = nn.Sequential(nn.Linear(3, 2, bias=False)).double()
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[-1.0, 1, 1], [1, 1, 2]]))
+        with pytest.raises(ValueError, match=message):
+            Program(Bayesian(net, Positive()), *rows())
+        net[0].weight.abs_()
+    program = Program(Bayesian(net, Positive()), *rows())
+    torch.testing.assert_close(program.posterior(program.theta0)["net.0.weight"][0], net[0].weight.detach().log())
+    x, _ = rows()
+    logits = x @ net[0].weight.detach().T
+    torch.testing.assert_close(program.predict(program.theta0, x, None), logits.log_softmax(-1))
 
 
 def test_initial_models_follow_the_key_and_keep_constants():

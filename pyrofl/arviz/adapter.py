@@ -14,6 +14,8 @@ import numpy as np
 import xarray as xr
 from arviz_stats.base import array_stats
 
+from ..suggest import choose
+
 Arrays = Mapping[str, Any]
 FEWEST = 25  # draws: the tail is a fifth of them, and a fit to fewer than 5 says nothing
 
@@ -65,8 +67,15 @@ def load(path: str | os.PathLike[str]) -> xr.DataTree:
     """Read a file of `save` into memory."""
     if not Path(path).exists():
         raise FileNotFoundError(f"{path}: no such file; `pyrofl evaluate RUN` writes RUN/draws.nc")
-    with xr.open_datatree(path, engine="h5netcdf") as found:
-        return found.load()
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a directory: name a file in it, such as {Path(path) / 'draws.nc'}")
+    try:
+        with xr.open_datatree(path, engine="h5netcdf") as found:
+            return found.load()
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read as netCDF ({error}): `pyrofl evaluate RUN` writes RUN/draws.nc anew"
+        ) from error
 
 
 def psis(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
@@ -78,9 +87,10 @@ def psis(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     return np.asarray(smoothed), float(k)
 
 
-def loo(made: xr.DataTree, *, observations: int | None = None, seed: int = 0) -> Any:
+def loo(made: xr.DataTree, *, observations: int | None = None, seed: int = 0, var_name: str | None = None) -> Any:
     """Leave-one-out log predictive density of the training rows, corrected for the guide: arviz's `ELPDData`.
 
+    `var_name` is the observed variable, which need not be named where there is one only.
     Where each client has a posterior of its own, a row is weighted by the log densities of its client's. `observations`
     takes a random subset of so many rows (subsampled LOO, for one shared posterior). Pareto k-hats are in `.pareto_k`.
 
@@ -92,7 +102,8 @@ def loo(made: xr.DataTree, *, observations: int | None = None, seed: int = 0) ->
             "there are no log_p and log_q: LOO needs training rows (split = 'train') and a guide that is a density, "
             "not a point"
         )
-    log_likelihood = made["log_likelihood"].to_dataset()["y"]
+    var_name = _observed(made, var_name)
+    log_likelihood = made["log_likelihood"].to_dataset()[var_name]
     refuse_few(log_likelihood.sizes["chain"] * log_likelihood.sizes["draw"])
     refuse_infinite(log_likelihood)
     log_p, log_q = (made["sample_stats"].to_dataset()[name] for name in ("log_p", "log_q"))
@@ -102,10 +113,21 @@ def loo(made: xr.DataTree, *, observations: int | None = None, seed: int = 0) ->
         log_p, log_q = (v.sel(client=log_likelihood["client"]).drop_vars("client") for v in (log_p, log_q))
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # of k-hats, which the result holds
         if observations is None:
-            return arviz_stats.loo_approximate_posterior(made, log_p, log_q, pointwise=True, var_name="y")
+            return arviz_stats.loo_approximate_posterior(made, log_p, log_q, pointwise=True, var_name=var_name)
         return arviz_stats.loo_subsample(
-            made, observations, pointwise=True, var_name="y", log_p=log_p, log_q=log_q, seed=seed
+            made, observations, pointwise=True, var_name=var_name, log_p=log_p, log_q=log_q, seed=seed
         )
+
+
+def _observed(made: xr.DataTree, name: str | None) -> str:
+    """The variable of `log_likelihood` that is meant: the one named, or the only one."""
+    known = [str(v) for v in made["log_likelihood"].data_vars]
+    if name is not None:
+        choose(name, known, "var_name")
+        return name
+    if len(known) != 1:
+        raise ValueError(f"there are several observed variables ({', '.join(known)}): name one by var_name")
+    return known[0]
 
 
 def refuse_few(draws: int) -> None:
@@ -117,9 +139,9 @@ def refuse_few(draws: int) -> None:
 def refuse_infinite(log_likelihood: xr.DataArray) -> None:
     """Raise where a log-likelihood is not finite, and name the row: one such row makes LOO undefined."""
     finite = xr.apply_ufunc(np.isfinite, log_likelihood).all(("chain", "draw"))
-    bad = ~finite.values  # (obs,)
+    bad = ~finite.values  # (obs,), or of more dimensions
     if bad.any():
-        where = [describe_row(log_likelihood, int(i)) for i in np.flatnonzero(bad)[:3]]
+        where = [describe_row(log_likelihood, at) for at in np.argwhere(bad)[:3].tolist()]
         more = f" and {int(bad.sum()) - 3} more" if int(bad.sum()) > 3 else ""
         raise ValueError(
             f"the log-likelihood is not finite at {'; '.join(where)}{more}: the model gives what was observed there "
@@ -127,7 +149,9 @@ def refuse_infinite(log_likelihood: xr.DataArray) -> None:
         )
 
 
-def describe_row(log_likelihood: xr.DataArray, i: int) -> str:
-    """Which row it is, in words."""
-    at = log_likelihood.isel({d: i for d in log_likelihood.dims if d not in ("chain", "draw")})
-    return ", ".join(f"{k} {at[k].item()}" for k in ("client", "row") if k in at.coords) or f"obs {i}"
+def describe_row(log_likelihood: xr.DataArray, index: Sequence[int]) -> str:
+    """Which row it is, in words; `index` is its place in each dimension but chain and draw."""
+    place = dict(zip((d for d in log_likelihood.dims if d not in ("chain", "draw")), index))
+    at = log_likelihood.isel(place)
+    named = [f"{k} {at[k].item()}" for k in ("client", "row") if k in at.coords]
+    return ", ".join(named or [f"{d} {i}" for d, i in place.items()]) or "the only row"

@@ -10,9 +10,11 @@ import pyro
 import torch
 import xarray as xr
 from pyro import poutine
+from pyro.poutine.uncondition_messenger import UnconditionMessenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from ..handlers import is_deterministic, latents, observations
 from ..random import root
 from . import adapter
 
@@ -30,11 +32,12 @@ def from_pyro_svi(
 ) -> xr.DataTree:
     """Draws from a fitted guide as a DataTree for ArviZ; `args` and `kwargs` are those of `svi.step`, all rows.
 
-    `posterior` holds the latent sites (or those in `sites`), `posterior_predictive`, `log_likelihood` and
-    `observed_data` each observed site by its own name, `sample_stats` log p(z, x) and log q(z) of every draw, so that
-    `arviz_stats.loo_approximate_posterior` corrects for the guide. `coords` and `dims` label axes as elsewhere in
-    ArviZ; an observed site's only axis is `obs`, where there is one such site and nothing else is said. Sites that
-    every draw gives the same value are in `constant_data`. The generator of the process is left as it was.
+    `posterior` holds the latent sites and what `pyro.deterministic` records of them (or those in `sites`),
+    `posterior_predictive`, `log_likelihood` and `observed_data` each observed site by its own name, `sample_stats`
+    log p(z, x) and log q(z) of every draw, so that `arviz_stats.loo_approximate_posterior` corrects for the guide.
+    `coords` and `dims` label axes as elsewhere in ArviZ; where there is one observed site and nothing else is said, its
+    only axis is `obs`, and so is the axis of rows of what is recorded in its plate. Sites that every draw gives the
+    same value are in `constant_data`. The generator of the process is left as it was.
     """
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
@@ -45,6 +48,9 @@ def from_pyro_svi(
         out.setdefault(group, {}).setdefault(name, []).append(value.detach().cpu())
 
     observed: dict[str, Tensor] = {}
+    axes: dict[str, int] = {}
+    start: dict[str, Tensor] = {}
+    moved = draws == 1
     with torch.no_grad(), torch.random.fork_rng(devices=[]), pyro.validation_enabled(False):
         torch.random.manual_seed(seed)
         for s in range(draws):
@@ -53,27 +59,44 @@ def from_pyro_svi(
             if s == 0:
                 _check(p, q, sites)
                 observed = {n: p.nodes[n]["value"].detach().cpu() for n in _data_sites(p)}
+                axes = _row_axes(p)
+                start = {n: p.nodes[n]["value"] for n in latents(p)}
+            moved = moved or any(not torch.equal(p.nodes[n]["value"], v) for n, v in start.items())
             p.compute_log_prob(), q.compute_log_prob()
             keep("sample_stats", "log_p", _total(p))
             keep("sample_stats", "log_q", _total(q))
-            for name in _latents(p):
+            for name in _shown(p):
                 if sites is None or name in sites:
                     keep("posterior", name, p.nodes[name]["value"])
             for name in observed:
                 keep("log_likelihood", name, p.nodes[name]["unscaled_log_prob"])
-            new = poutine.trace(poutine.uncondition(poutine.replay(model, q))).get_trace(*args, **kwargs)
+            new = poutine.trace(_Unseen()(poutine.replay(model, q))).get_trace(*args, **kwargs)
             for name in observed:
                 keep("posterior_predictive", name, new.nodes[name]["value"])
     stacked = {g: {n: torch.stack(v).unsqueeze(0).numpy() for n, v in group.items()} for g, group in out.items()}
     moving, constant = split_constant(stacked.get("posterior", {}))
     groups = {**stacked, "posterior": moving, "constant_data": constant}
-    if not moving and constant:
+    if not moved and start:
         del groups["sample_stats"]  # a point estimate has no density
     groups["observed_data"] = {n: v.numpy() for n, v in observed.items()}
-    named = dict(dims or {})
-    if len(observed) == 1 and (name := next(iter(observed))) not in named and observed[name].dim() == 1:
-        named[name] = ["obs"]
-    return adapter.tree(groups, dims=named, coords=coords, attrs={"constant_sites": ", ".join(constant)})
+    return adapter.tree(
+        groups, dims=_named(observed, axes, dims or {}), coords=coords, attrs={"constant_sites": ", ".join(constant)}
+    )
+
+
+def _named(
+    observed: Mapping[str, Tensor], axes: Mapping[str, int], dims: Mapping[str, Sequence[str]]
+) -> dict[str, Sequence[str]]:
+    """`dims` with the rows named where one site is observed; `axes` says which axis of a recorded site they are."""
+    named = dict(dims)
+    if len(observed) != 1:
+        return named
+    ((name, value),) = observed.items()
+    if value.dim() == 1:
+        named.setdefault(name, ["obs"])
+        for site, axis in axes.items():
+            named.setdefault(site, [*(f"{site}_dim_{j}" for j in range(axis)), *named[name]])
+    return named
 
 
 def split_constant(sites: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -87,13 +110,35 @@ def split_constant(sites: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarra
     return moving, constant
 
 
-def _latents(trace: Any) -> list[str]:
-    return [n for n in trace.stochastic_nodes if not site_is_subsample(trace.nodes[n])]
+class _Unseen(UnconditionMessenger):
+    """Draw the observed sites anew; what `pyro.deterministic` records, which Pyro counts among them, stays as it is."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if not is_deterministic(msg):
+            super()._pyro_sample(msg)
+
+
+def _shown(trace: Any) -> list[str]:
+    """The sites of `posterior`: the latent ones, and those of `pyro.deterministic`."""
+    found = (n for n, site in trace.nodes.items() if site["type"] == "sample" and is_deterministic(site))
+    return [*latents(trace), *found]
 
 
 def _data_sites(trace: Any) -> list[str]:
-    found = (n for n in trace.observation_nodes if trace.nodes[n]["type"] == "sample")
+    found = observations(trace)
     return [n for n in found if not trace.nodes[n]["infer"].get("is_auxiliary") and trace.nodes[n]["value"].numel()]
+
+
+def _row_axes(trace: Any) -> dict[str, int]:
+    """Recorded site -> its axis of rows, the first of their number, where it lies in the plate of an observed site."""
+    rows = {frame for n in _data_sites(trace) for frame in trace.nodes[n]["cond_indep_stack"]}
+    out = {}
+    for name in _shown(trace)[len(latents(trace)) :]:
+        site = trace.nodes[name]
+        shared = [frame.size for frame in site["cond_indep_stack"] if frame in rows]
+        if len(shared) == 1 and shared[0] in site["value"].shape:
+            out[name] = site["value"].shape.index(shared[0])
+    return out
 
 
 def _total(trace: Any) -> Tensor:
@@ -105,7 +150,7 @@ def _check(p: Any, q: Any, sites: Sequence[str] | None) -> None:
     """Refuse fits whose draws would not mean what ArviZ takes them for."""
     if not _data_sites(p):
         raise ValueError("the model observes nothing: give the arguments of svi.step, the observations among them")
-    lacking = [n for n in _latents(p) if n not in q.nodes]
+    lacking = [n for n in latents(p) if n not in q.nodes]
     if lacking:
         raise ValueError(
             f"the guide has no site {lacking[0]!r}, so it would be drawn from its prior: sites that are enumerated or "
@@ -119,8 +164,6 @@ def _check(p: Any, q: Any, sites: Sequence[str] | None) -> None:
             raise ValueError(
                 f"plate {name!r} takes {taken} of {size} rows, others at each draw: pass all rows and no subsample size"
             )
-    unknown = [n for n in sites or () if n not in _latents(p)]
+    unknown = [n for n in sites or () if n not in _shown(p)]
     if unknown:
-        raise ValueError(
-            f"sites: there is no latent site {unknown[0]!r}; the latent sites are {', '.join(_latents(p))}"
-        )
+        raise ValueError(f"sites: there is no latent site {unknown[0]!r}; the latent sites are {', '.join(_shown(p))}")

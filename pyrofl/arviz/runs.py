@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..engines import Vectorised
 from ..methods.fedavg import FedAvg
 from ..random import fold, generator
 from ..suggest import choose
-from ..tree import Tree
+from ..tree import Tree, pack
 from . import adapter
 from .pyro_svi import split_constant
 
@@ -51,13 +51,15 @@ def from_run(
     """The draws of a run's posterior, for the rows of its clients.
 
     `model = "global"` is the server's posterior (the default where there is one); with "personal" every client has its
-    own, `posterior` and `sample_stats` have a dimension `client`, and `client = NAME` takes one of them. The target of
-    `log_p` is the declared prior, counted once, times the likelihood of the training rows that the posterior was fitted
-    to: all clients' rows, or the client's own. `split = "test"` is held-out rows, for checks of calibration: without
-    `log_p` and `log_q`, so that nothing is chosen by them.
+    own, `posterior` and `sample_stats` have a dimension `client`, and `client = NAME` takes one of them. Clients that
+    predict with the server's are then left out, and `attrs["clients_left_out"]` names them. The target of `log_p` is
+    the declared prior, counted once, times the likelihood of the training rows that the posterior was fitted to: all
+    clients' rows, or the client's own. `split = "test"` is held-out rows, for checks of calibration: without `log_p`
+    and `log_q`, so that nothing is chosen by them.
 
-    `sites` names those kept in `posterior`; the default is every site of at most 1000 weights. `rows` keeps a random
-    subset of so many rows where the whole would not fit into `memory` bytes; the densities take all rows.
+    `sites` names those kept in `posterior`; the default is every site of at most 1000 weights. Where the whole would
+    not fit into `memory` bytes, `rows` keeps a random subset of so many rows of each posterior (the server's: each
+    client's share, of one row at least); the densities take all rows.
     """
     for value, known, what in (
         (model or "global", ("global", "personal"), "model"),
@@ -66,14 +68,20 @@ def from_run(
         choose(value, known, what)
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
-    posteriors = list(_posteriors(run, model, client))
+    if rows is not None and rows < 1:
+        raise ValueError(f"rows must be at least 1 of each posterior, got {rows}")
+    posteriors, left_out = _posteriors(run, model, client)
     kept = _kept(run, sites)
     _check_size(run, posteriors, split, draws, rows, memory)
     collected = [_collect(run, q, split, draws, kept, rows) for q in posteriors]
-    return _tree(run, posteriors, collected, kept, split)
+    made = _tree(run, posteriors, collected, kept, split)
+    if left_out:
+        made.attrs["clients_left_out"] = ", ".join(left_out)
+    return made
 
 
-def _posteriors(run: Run, model: Model | None, client: str | None) -> Iterator[Posterior]:
+def _posteriors(run: Run, model: Model | None, client: str | None) -> tuple[list[Posterior], list[str]]:
+    """The posteriors, and the clients that have none of their own."""
     common = run.method.common(run.server)
     if client is not None:
         choose(client, run.names, "client")
@@ -85,16 +93,21 @@ def _posteriors(run: Run, model: Model | None, client: str | None) -> Iterator[P
             raise ValueError("this method has no model of the server: use model = 'personal'")
         if client is not None:
             raise ValueError("the server's posterior is that of all clients' rows: client needs model = 'personal'")
-        yield Posterior("", theta, list(range(len(run.names))), fold(run.key, "draws", run.round))
-        return
+        return [Posterior("", theta, list(range(len(run.names))), fold(run.key, "draws", run.round))], []
     if run.method.pools:
         raise ValueError("this method trains one model on all rows: use model = 'global'")
+    found, left_out = [], []
     for i, name in enumerate(run.names):
         if client in (None, name):
             theta = run.personal(i)
             if common is not None and same(theta, common):
-                raise ValueError(f"client {name} predicts with the server's own posterior: use model = 'global'")
-            yield Posterior(name, theta, [i], fold(run.key, "draws", run.round, i))
+                left_out.append(name)
+            else:
+                found.append(Posterior(name, theta, [i], fold(run.key, "draws", run.round, i)))
+    if not found:
+        who = "every client" if client is None else f"client {client}"
+        raise ValueError(f"{who} predicts with the server's own posterior: use model = 'global'")
+    return found, left_out
 
 
 class Collected(NamedTuple):
@@ -200,9 +213,11 @@ def _check_size(run: Run, posteriors: list[Posterior], split: Split, draws: int,
     need = draws * min(total, (rows or total) * len(posteriors)) * each
     if need > memory:
         fits = max(memory // (draws * each * len(posteriors)), 1)
+        each_one = " of each posterior" if len(posteriors) > 1 else ""
         raise ValueError(
             f"{draws} draws of {total} rows would take {need / 2**30:.1f} GiB, and memory is {memory / 2**30:.1f} GiB: "
-            f"take fewer draws, or a random subset of rows = {fits} (LOO of a subset estimates that of all rows)"
+            f"take fewer draws, or a random subset of rows = {fits}{each_one} (LOO of a subset estimates that of all "
+            "rows)"
         )
 
 
@@ -258,15 +273,40 @@ def _tree(
 
 
 def prior_moments(run: Run, *, draws: int = 200) -> dict[str, tuple[np.ndarray, np.ndarray]] | None:
-    """site -> (mean, standard deviation) of the declared prior on the site's support; None for an improper one."""
+    """site -> (mean, standard deviation) of the declared prior on the site's support; None for an improper one.
+
+    Formulas give them where a prior has any, averaged over `draws` of the latent sites that it depends on.
+    The standard deviation is NaN where the prior has no finite variance, or depends on a site whose prior has none.
+    """
     program = run.method.program
     if program.flat:
         return None
     exact = program.prior_posterior()
     if exact is not None:
         return {s: tuple(v.cpu().numpy() for v in pair) for s, pair in exact.items()}  # type: ignore[misc]
-    keys = (fold(run.key, "prior", s) for s in range(draws))
-    return moments(program.draw_prior(program.theta0, k).sites for k in keys)
+    keys = [fold(run.key, "prior", s) for s in range(draws)]
+    each = (program.prior_moments(program.theta0, k) for k in keys)
+    found = moments(pack(mean=mean, variance=variance) for mean, variance in each)
+    out = {}
+    for name in program.sites:
+        (mean, spread), (variance, _) = found[f"mean/{name}"], found[f"variance/{name}"]
+        sd = np.sqrt(variance + spread**2)
+        out[name] = (mean, np.where(np.isfinite(sd), sd, np.nan))
+    wild = {name for name, (_, sd) in out.items() if np.isnan(sd).any()}
+    return out | {
+        n: (out[n][0], np.full_like(out[n][1], np.nan))
+        for n in _depend(run, wild, keys[0], fold(run.key, "prior", draws))
+    }
+
+
+def _depend(run: Run, sites: Collection[str], key: Tensor, other: Tensor) -> list[str]:
+    """The sites whose prior depends on one of `sites`: those that move when these alone are drawn from another key."""
+    if not sites:
+        return []
+    program = run.method.program
+    here, there = (program.draw_prior(program.theta0, k).sites for k in (key, other))
+    moved = program.trace_prior(program.theta0, key, {n: there[n] for n in sites}).nodes
+    return [n for n in here if n not in sites and not torch.equal(moved[n]["value"], here[n])]
 
 
 def moments(draws: Iterator[Tree]) -> dict[str, tuple[np.ndarray, np.ndarray]]:

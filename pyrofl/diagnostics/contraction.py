@@ -12,7 +12,9 @@ Moments = Mapping[str, tuple[ArrayLike, ArrayLike]]  # site -> (mean, standard d
 
 
 class Contraction(NamedTuple):
-    """Of all weights: the median, the share that the data hardly informed, and the share wider than their prior."""
+    """Of all weights where it is defined: the median, the share that the data hardly informed, the share wider than
+    their prior. All three are NaN where it is defined for none.
+    """
 
     sites: dict[str, np.ndarray]  # 1 - (posterior sd / prior sd)^2, in the site's shape
     median: float
@@ -23,7 +25,8 @@ class Contraction(NamedTuple):
 def contraction(posterior: Moments, prior: Moments) -> Contraction:
     """c = 1 - sd_posterior^2 / sd_prior^2: 1 where the data decide, 0 where the prior does, negative where wider.
 
-    Both moments are of the same space, constrained or not. Weights whose prior has no spread are left out.
+    Both moments are of the same space, constrained or not. It is NaN, and left out, for weights whose prior has no
+    spread or no finite variance, such as a Cauchy or a horseshoe: their prior sd is inf or NaN.
 
     Reference: Betancourt, "Calibrating model-based inferences and decisions", 2018, section 4.
     """
@@ -35,9 +38,9 @@ def contraction(posterior: Moments, prior: Moments) -> Contraction:
         if now.shape != before.shape:
             raise ValueError(f"site {name!r}: the posterior has shape {now.shape}, the prior {before.shape}")
         with np.errstate(divide="ignore", invalid="ignore"):
-            sites[name] = np.where(before > 0, 1 - (now / before) ** 2, np.nan)
+            sites[name] = np.where((before > 0) & np.isfinite(before), 1 - (now / before) ** 2, np.nan)
     flat = np.concatenate([v.ravel() for v in sites.values()]) if sites else np.empty(0)
     flat = flat[np.isfinite(flat)]
     if not len(flat):
-        raise ValueError("no site has a prior with spread: contraction is undefined")
+        return Contraction(sites, np.nan, np.nan, np.nan)
     return Contraction(sites, float(np.median(flat)), float((flat < 0.1).mean()), float((flat < -0.1).mean()))

@@ -62,7 +62,10 @@ class FedAvg:
                 f"method.pooling = {self.pooling!r} pools scales, and a point guide has none; use guide = 'normal'"
             )
         if self.pooling == "product" and self.program.prior_posterior() is None:
-            raise ValueError("method.pooling = 'product' counts the prior once, so it needs Gaussian priors")
+            raise ValueError(
+                "method.pooling = 'product' counts the prior once, so it needs Gaussian priors that depend on no other "
+                "latent site or parameter: use prior = 'gaussian', such Normals in a Pyro model, or another pooling"
+            )
         if self.finetune_part != "all":
             self.part(self.finetune_part)
         for name in ("finetune_epochs", "finetune_part"):

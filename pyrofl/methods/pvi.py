@@ -56,7 +56,10 @@ class PVI(OwnTuning, ByRows, FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.program.prior_posterior() is None:
-            raise ValueError("prior, factors and posterior are Normals: use guide = 'normal' and prior = 'gaussian'")
+            raise ValueError(
+                "prior, factors and posterior are Normals: use guide = 'normal' and prior = 'gaussian', or in a Pyro "
+                "model Normal priors that depend on no other latent site or parameter"
+            )
         if self.damping is not None and not 0 < self.damping <= 1:
             raise ValueError(f"method.damping must be above 0 and at most 1, got {self.damping}")
         at_least("method", self, 1, "together", unit="client")

@@ -81,8 +81,15 @@ def test_contraction_leaves_out_priors_without_spread_and_refuses_strangers():
         contraction({"v": (0, 1)}, {"w": (0, 1)})
     with pytest.raises(ValueError, match=r"posterior has shape \(2,\), the prior \(3,\)"):
         contraction({"w": (0, np.ones(2))}, {"w": (0, np.ones(3))})
-    with pytest.raises(ValueError, match="undefined"):
-        contraction({"w": (0, 1)}, {"w": (0, 0)})
+
+
+def test_contraction_is_undefined_without_a_finite_prior_variance():
+    posterior = {"w": (0, [0.5, 0.5, 0.5])}
+    found = contraction(posterior, {"w": (0, [1.0, np.inf, np.nan])})
+    np.testing.assert_array_equal(found.sites["w"], [0.75, np.nan, np.nan])
+    assert (found.median, found.idle, found.wider) == (0.75, 0, 0)
+    for sd in (0.0, np.inf, np.nan):
+        assert np.isnan(contraction(posterior, {"w": (0, np.full(3, sd))})[1:]).all()
 
 
 def test_agreement_by_hand():

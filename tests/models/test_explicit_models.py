@@ -15,7 +15,8 @@ from pyrofl.bayesian import Bayesian
 from pyrofl.data import Batch, Data
 from pyrofl.engines import Sequential, Vectorised
 from pyrofl.engines.base import Job
-from pyrofl.methods import BayFL
+from pyrofl.method import Cohort
+from pyrofl.methods import PVI, BayFL
 from pyrofl.optim import Adam
 from pyrofl.priors import Gaussian
 from pyrofl.program import Program
@@ -99,6 +100,32 @@ def test_absurd_log_rates_stay_finite():
     theta = {k: v + 500 if ".locs." in k else v for k, v in program.theta0.items()}
     assert program.loss(theta, Batch.of(x.abs(), y), random.root(0)).isfinite()
     assert program.predict(theta, x.abs(), None).max() == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [lambda program: PVI(program, clients=2), lambda program: BayFL(program, pooling="product")],
+    ids=["pvi", "product"],
+)
+def test_methods_that_count_the_prior_once_take_an_explicit_model_as_the_lifted_one(of):
+    make, network, K = MODELS["bernoulli"]
+    x, y = rows("bernoulli")
+    lifted = Program(Bayesian(network((2, 2), K).double(), Gaussian(0.7), "bernoulli"), x, y)
+    explicit = Program(make().double(), x, y)
+    plain = lambda tree: {k.replace("net.head.", ""): v for k, v in tree.items()}
+    methods = [of(program) for program in (explicit, lifted)]
+    server = methods[1].init(random.root(0))
+    replies = []
+    for method, down in zip(methods, (plain(server), server), strict=True):
+        own = method.join(down) if method is methods[1] else plain(methods[1].join(server))
+        up = method.local(down, own, Data.of(x, y), random.root(1)).up
+        ups = {k: torch.stack([v, v]) for k, v in up.items()}
+        cohort = Cohort(torch.arange(2), torch.full((2,), len(x)), random.root(2), 1)
+        replies.append(method.aggregate(down, ups, cohort))
+    mine, theirs = replies[0], plain(replies[1])
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        torch.testing.assert_close(mine[name], theirs[name], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", [LogisticModel, PoissonModel])
