@@ -97,25 +97,20 @@ class Assembled:
         }
 
     def identity(self, directory: RunDirectory | None = None) -> str:
-        """What a commit says of its configuration; a run whose `fixed` keys have other values is refused.
-
-        A run of an earlier version may have been made without them: it keeps the identity that it has.
-        """
-        mine, before = self.config.identity(self.fixed), self.config.identity()
+        """What a commit says of its configuration; a directory that differs in `fixed` keys alone is refused."""
+        mine = self.config.identity(self.fixed)
         made = None if directory is None or not self.fixed else directory.identity()
         if directory is None or made is None or made == mine:
             return mine
         was = directory.table()["rounds"]
-        if made not in (before, replace(self.config, rounds=was).identity(self.fixed)):
-            return mine
-        if was != self.config.rounds:
+        if made == replace(self.config, rounds=was).identity(self.fixed):
             name, rounds = self.config.method["name"], self.config.rounds
             raise ConfigError(
                 f"rounds = {rounds}: {directory.path} was made with rounds = {was}, which is fixed for method {name}: "
                 f"its updates depend on the total, also those that are done. Start it anew: "
                 f"pyrofl run {directory.config} rounds={rounds} --out ANOTHER"
             )
-        return made
+        return mine
 
     @property
     def names(self) -> list[str]:

@@ -13,7 +13,6 @@ from support.compare import same
 from support.tables import small, small_of, written
 
 from pyrofl import cli
-from pyrofl.assembly import Assembled
 from pyrofl.run import Run
 from pyrofl.store import RunDirectory, load_tree, read_metrics
 
@@ -196,26 +195,6 @@ def test_rounds_that_decide_the_updates_are_fixed(pyrofl: Call, method: dict[str
     assert pyrofl("run", "b/config.toml", "rounds=4", "--out", "c").code == 0
     pyrofl("run", "b.toml", "rounds=4", "--out", "d")
     same_server("c", "d")
-
-
-def test_a_run_whose_identity_lacks_the_rounds_goes_on_with_them_alone(
-    pyrofl: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written(Path("b.toml"), small_of("fedphp"))
-    pyrofl("run", "b.toml", "--out", "whole")
-    with monkeypatch.context() as patch:  # as versions did that left the rounds out
-        patch.setattr(Assembled, "identity", lambda self, directory=None: self.config.identity())
-        step = Run.step
-        patch.setattr(Run, "step", lambda self: step(self) if self.round < 2 else interrupted())
-        assert pyrofl("run", "b.toml", "--out", "b").code == 130
-    assert "b was made with rounds = 3, which is fixed" in failed(pyrofl("resume", "b", "rounds=4"))
-    assert pyrofl("resume", "b").code == 0
-    same(*(load_tree(Path(d) / "server.safetensors")[0] for d in ("b", "whole")))
-    assert "nothing to do" in pyrofl("resume", "b", "rounds=3").out
-
-
-def interrupted() -> Any:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("total", [1, 2])

@@ -394,13 +394,6 @@ def test_a_method_that_is_given_the_rounds_has_them_fixed_unless_they_have_no_ef
     assert (two.identity() != four.identity()) == depends
 
 
-def test_identities_are_those_of_the_runs_on_disk() -> None:
-    config = config_of(small())
-    assert config.identity() == "24166da6daf5ae3057b88b19b56b7fe20c15ded7c138384e180c45634ed7adee"
-    table = small(method={"name": "bayfl", "schedule": "a/sqrt(K)"})
-    assert config_of(table).identity(("rounds",)) == "92a2d374e5aa2035120185e59a9cd6f9c27597c05d9ded867e4d5f1cdc99a657"
-
-
 def test_optimizers_are_text() -> None:
     assert made(small_of("bayfl", optimizer="adam:1e-2,b1=0.5")).method.optimizer == Adam(1e-2, b1=0.5)
     candidates = made(small_of("meta_bayfl", optimizers=["sgd:0.1", "adam:1e-3"])).method.optimizers  # type: ignore[attr-defined]
