@@ -48,10 +48,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pyrofl.config import ConfigError
 
-from .study_file import Arm, Study
+from .study_file import TUNE_SEED, Arm, Study
 from .study_jobs import Job, finished, round_seconds, scored, scores_of, trained, tuning_score, unscored
 
-TUNE_SEED = 0  # in no table
 Todo = tuple[str, Callable[[Job, Path], Any], Job]  # an arm's name, what to do, and with which run
 Work = Mapping[Path, Todo]  # by the place of what it makes
 Ended = tuple[str, BaseException | None]  # an arm's name, and why it failed

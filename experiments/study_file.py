@@ -12,12 +12,16 @@ from typing import Any
 
 from pyrofl import Config, federate
 from pyrofl.config import ConfigError, config_of, override
+from pyrofl.metrics.score import SCORES
 from pyrofl.names import nearest
 
 Table = dict[str, Any]
 NEEDED = ("title", "base", "arms")
 KNOWN = (*NEEDED, "against", "seeds", "score", "cells", "scales")
 OF_SCALE = ("seeds", "set", "only")
+TUNE_SEED = 0  # in no table
+METRICS = (*SCORES, "worst")
+MODELS = ("personal", "global", "common", "balanced", "matched")  # whose scores a study can be ordered by
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ class Study:
                 raise ConfigError(
                     f"{path}: arm {arm.name}: data.test = {arm.test}: a study needs 0 < data.test < 1 to score"
                 )
+        _check(path, seeds, table.get("score", ""))
         study = cls(table["title"], tuple(arms.values()), seeds, against, table.get("score", ""))
         return study.only(chosen.get("only", ()))
 
@@ -146,6 +151,18 @@ def _table(path: Path) -> Table:
             if key not in known:
                 raise ConfigError(f"{path}: unknown key {key!r}{where}{nearest(key, known)}")
     return table
+
+
+def _check(path: Path, seeds: Sequence[Any], score: str) -> None:
+    """Refuse seeds and a score that would only be found wanting when all runs are done."""
+    if not seeds or len(set(seeds)) < len(seeds) or TUNE_SEED in seeds:
+        raise ConfigError(
+            f"{path}: seeds = {list(seeds)}: a study needs some, each once, and not {TUNE_SEED}, which tunes"
+        )
+    model, _, metric = score.partition("/")
+    if score and (model not in MODELS or metric not in METRICS):
+        known = [f"{m}/{name}" for m in MODELS for name in METRICS]
+        raise ConfigError(f"{path}: unknown score {score!r}{nearest(score, known)}")
 
 
 def _cells(path: Path, table: Table) -> list[tuple[Cell, Table]]:

@@ -18,7 +18,7 @@ from pyrofl.config import Evaluation
 from pyrofl.evaluate import COMMON
 from pyrofl.run import Round, rows_of
 from pyrofl.scoring import evaluated
-from pyrofl.store import RunDirectory
+from pyrofl.store import RunDirectory, write
 
 HOLDOUT = 0.2  # of every client's training rows, for choosing
 LATER = "scores-later.csv"  # in a run's directory: scores that were asked for when it was finished
@@ -69,7 +69,7 @@ def tuning_score(job: Job, file: Path) -> float:
             to_the_end(job.first, Path(place), hold_out=True)
         nll = held_out_nll(job.starting(Path(place)))
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"nll": nll}))
+    write(file, json.dumps({"nll": nll}).encode())
     return nll
 
 

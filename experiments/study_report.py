@@ -53,6 +53,8 @@ def table(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
                 mean, half = interval(runs[score])
                 row[heading] = "" if np.isnan(mean) else f"{mean:.3f}" + ("" if np.isnan(half) else f" +- {half:.3f}")
             row[f"- {study.against}"] = difference(study, here, str(name))
+            if "matched/accuracy" in scores:
+                row[f"matched - {study.against}"] = difference(study, here, str(name), "matched/accuracy")
             if "personal/nll" in scores:
                 row[f"NLL - {study.against}"] = nll_difference(study, here, str(name))
             row["MiB"], row["seconds"] = f"{runs['bytes'].mean() / 2**20:.1f}", f"{runs['seconds'].mean():.1f}"
@@ -102,10 +104,10 @@ def _first(study: Study, frame: pd.DataFrame) -> str:
     return study.score or next(k for k in COLUMNS if k in frame and frame[k].notna().any())
 
 
-def difference(study: Study, frame: pd.DataFrame, arm: str) -> str:
-    """An arm's score less that of `against` in the same cell, paired by seeds (see `points`)."""
-    score = _first(study, frame)
-    return points(*pair, overlap=_overlap(study, frame)) if (pair := _pair(study, frame, arm, score)) else ""
+def difference(study: Study, frame: pd.DataFrame, arm: str, score: str = "") -> str:
+    """An arm's score (default: the first) less that of `against` in the same cell, paired by seeds (see `points`)."""
+    pair = _pair(study, frame, arm, score or _first(study, frame))
+    return points(*pair, overlap=_overlap(study, frame)) if pair else ""
 
 
 def nll_difference(study: Study, frame: pd.DataFrame, arm: str) -> str:
@@ -221,9 +223,11 @@ def write(study: Study, frame: pd.DataFrame, out: Path, name: str, *, command: s
             f"{study.against} in points, ours of the same seeds with a 95% t interval (see below).\n\n"
             f"{markdown(papers)}\n"
         )
+    matched = f", 'matched - {study.against}' that of matched accuracy" if "matched/accuracy" in frame else ""
     parts.append(
         f"Means over clients, then over seeds ({seeds}); +- is half of a 95% t interval over seeds; "
-        f"'- {study.against}' is the paired difference in points of the first score, 'NLL - {study.against}' that of "
+        f"'- {study.against}' is the paired difference in points of the first score"
+        f"{matched}, 'NLL - {study.against}' that of "
         "NLL in nats a row, both with 95% t intervals; they allow for seeds that deal the same rows anew (Nadeau and "
         "Bengio, 2003). "
         "'chosen' is the value of the tuned key with the lowest held-out negative log-likelihood.\n\n"

@@ -234,6 +234,12 @@ WRONG = {
     tomli_w.dumps({**TINY, "against": "fedavgg"}): "against = 'fedavgg' is no arm; did you mean \"fedavg\"",
     tomli_w.dumps({**TINY, "sedes": [1]}): "unknown key 'sedes'; did you mean \"seeds\"",
     tomli_w.dumps({**TINY, "scales": {"smoke": {"seed": [1]}}}): "unknown key 'seed' of scale 'smoke'; did you mean",
+    tomli_w.dumps({**TINY, "seeds": [1, 1]}): "seeds = [1, 1]: a study needs some, each once, and not 0, which tunes",
+    tomli_w.dumps({**TINY, "seeds": []}): "seeds = []: a study needs some",
+    tomli_w.dumps({**TINY, "seeds": [0]}): "seeds = [0]: a study needs some",
+    tomli_w.dumps(
+        {**TINY, "score": "personal/acuracy"}
+    ): "unknown score 'personal/acuracy'; did you mean \"personal/acc",
     tomli_w.dumps(BASE): "not a study file: it has no 'base'",
     'method = "fedavg"': "not a study file: it has no 'title' and no 'base' and no 'arms'",
     "title = ": "not a study file: Invalid value",
