@@ -32,6 +32,7 @@ import pyrofl
 from pyrofl import assemble
 from pyrofl.config import ConfigError
 from pyrofl.names import nearest
+from pyrofl.store import write as write_file
 
 from .study import Runner, count, folder_for
 from .study_file import Study
@@ -41,7 +42,7 @@ HERE = Path(__file__).parent
 SCALES = ("smoke", "cpu", "full")
 STUDIES = ("checks", "state_of_the_art", "meta_bayfl/tables", "vaneb")  # folders of study files
 SHARED = "studies"  # in DIR: the runs of all studies
-MARKER = "finished.json"  # in a script's folder: the scale and the version that made its results
+MARKER = "finished.json"  # in a script's folder: the scale and the version that made its results, and their names
 State = Literal["done", "was done", "no data", "failed"]
 console = Console(soft_wrap=True)
 
@@ -122,15 +123,18 @@ class Script:
 
     def run(self, scale: str, out: Path, jobs: int) -> bool:
         marker, made = out / MARKER, {"scale": scale, "version": pyrofl.__version__}
-        if marker.exists() and json.loads(marker.read_text(encoding="utf-8")) == made:
-            return False
-        marker.unlink(missing_ok=True)
+        if marker.exists():
+            before = json.loads(marker.read_text(encoding="utf-8"))
+            if all(before.get(k) == v for k, v in made.items()) and all((out / f).exists() for f in before["results"]):
+                return False
+            marker.unlink()
         out.mkdir(parents=True, exist_ok=True)
         with (out / "log.txt").open("w", encoding="utf-8") as log, redirect_stdout(log):
             for i, module in enumerate(self.modules):
                 more = () if i else self.options[scale]
                 importlib.import_module(module).main(["--out", str(out), *more])
-        marker.write_text(json.dumps(made), encoding="utf-8")
+        files = [f.name for f in results(out, ".md", ".csv", ".png")]
+        write_file(marker, json.dumps({**made, "results": files}).encode())
         return True
 
     def seconds(self, scale: str, out: Path, jobs: int) -> float | None:
@@ -150,7 +154,7 @@ SCRIPTS = (
     _scaled("calibration.nuts"),
     *(_scaled(f"fedmap.{name}") for name in ("synthetic", "hospitals", "domains")),
     Script(
-        ("experiments.vaneb.simulations", "experiments.vaneb.report"), {"smoke": ("--smoke",), "cpu": (), "full": ()}
+        ("experiments.vaneb.simulations", "experiments.vaneb.report"), {scale: ("--scale", scale) for scale in SCALES}
     ),
 )
 

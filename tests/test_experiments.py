@@ -84,3 +84,20 @@ def test_choose_rate_scores_held_out_training_rows(monkeypatch: pytest.MonkeyPat
         assert after.test.rows == round(0.2 * before.train.rows)
         assert after.test.x[: after.test.rows].equal(before.train.x[after.train.rows : before.train.rows])
     assert score(config, "adam:1e-2") < score(config, "adam:1e-4")  # 1e-4 barely moves in so few steps
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (["none.toml", "adam:1e-2"], "none.toml: no such file"),
+        (["experiments/meta_bayfl/digits_fedavg.toml", "adamm:1e-2"], "unknown name 'adamm'; did you mean \"adam\""),
+        (["experiments/meta_bayfl/digits.toml", "adam:1e-2"], "unknown key method.optimizer"),
+        (["experiments/meta_bayfl/digits_fedavg.toml"], "OPTIMIZER"),
+    ],
+)
+def test_choose_rate_says_what_is_wrong(asked: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from experiments.meta_bayfl.choose_rate import main
+
+    with pytest.raises(SystemExit) as stop:
+        main(asked)
+    assert stop.value.code == 2 and says in capsys.readouterr().err

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.stand_in import write_data_root
 
+from experiments.fedmap import common
 from experiments.fedmap.common import ARMS, Arm, difference, means, rounded, scores
 from experiments.fedmap.data import synthetic
 from experiments.fedmap.networks import MLP, ConvNet
@@ -32,14 +33,20 @@ def test_runs_at_the_smoke_scale(name: str, tmp_path: Path, monkeypatch: pytest.
     assert "| fedmap - alone |" in (tmp_path / "out" / f"{name}.md").read_text()
 
 
-def test_scores_pair_arms_on_the_same_rows() -> None:
+def test_scores_pair_arms_on_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     less = ["rounds=1", "method.epochs=1", "data.rows=40"]
     arms = {name: ARMS[name] for name in ("alone", "fedmap_single")} | {"again": Arm({"name": "alone"})}
-    frame = scores("synthetic.toml", arms, seeds=[1, 2], less=less)
+    frame = scores("synthetic.toml", arms, tmp_path, seeds=[1, 2], less=less)
     assert frame.groupby("arm").size().to_dict() == {"alone": 20, "again": 20, "fedmap_single": 20}
     one, again = (frame[frame["arm"] == a].drop(columns="arm").reset_index(drop=True) for a in ("alone", "again"))
     pd.testing.assert_frame_equal(one, again)
     assert difference(frame, "again", "alone", ["client 1", "client 2"], "accuracy") == "+0.0 (+0.0 to +0.0)"
+    with monkeypatch.context() as patch:
+        patch.setattr(common, "assemble", lambda config: pytest.fail("what is there was run again"))
+        pd.testing.assert_frame_equal(scores("synthetic.toml", arms, tmp_path, seeds=[1, 2], less=less), frame)
+    more = scores("synthetic.toml", {"alone": ARMS["alone"]}, tmp_path, seeds=[1], less=[*less, "data.rows=60"])
+    assert len(list((tmp_path / common.PARTS).iterdir())) == 7, "another configuration is another run"
+    assert set(more["client"]) == set(frame["client"])
 
 
 def test_tables_by_hand() -> None:

@@ -162,6 +162,7 @@ def test_a_script_runs_again_for_another_scale_or_version_or_after_a_failure(
     def script(arguments: list[str]) -> None:
         given.append(arguments)
         sys.stdout.write("said by the script\n")
+        (out / "table.csv").write_text("a\n")
         if fails[0]:
             raise OSError("no space")
 
@@ -184,7 +185,10 @@ def test_a_script_runs_again_for_another_scale_or_version_or_after_a_failure(
     assert (state("cpu"), state("cpu")) == ("failed", "failed"), "what fails is not marked as finished"
     fails[0] = False
     assert state("cpu") == "done"
-    assert json.loads((out / run_all.MARKER).read_text()) == {"scale": "cpu", "version": "another"}
+    marker = json.loads((out / run_all.MARKER).read_text())
+    assert marker == {"scale": "cpu", "version": "another", "results": ["table.csv"]}
+    (out / "table.csv").unlink()
+    assert (state("cpu"), state("cpu")) == ("done", "was done"), "lost results are made again"
 
 
 def test_all_study_files_and_scripts_of_the_repository_are_there() -> None:

@@ -8,6 +8,7 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ from rich.console import Console
 from rich.progress import track
 
 from pyrofl import assemble
-from pyrofl.config import config_of, override
+from pyrofl.config import Config, config_of, override
 from pyrofl.plots import save
 from pyrofl.plots.style import figure, look, tidy
 from pyrofl.run import Run
+from pyrofl.store import write as file_of
 
+from ..study_report import made_by
 from ..tables import markdown, points, test_per_train
 
 HERE = Path(__file__).parent
 SCORES = ("balanced_accuracy", "accuracy")
+PARTS = "parts"  # in the folder of results: the scores of each run
 console = Console()
 
 
@@ -50,14 +54,17 @@ ARMS = {
 }
 
 
-def scores(config: str, arms: Mapping[str, Arm], *, seeds: Sequence[int], less: Sequence[str] = ()) -> pd.DataFrame:
+def scores(
+    config: str, arms: Mapping[str, Arm], out: Path, *, seeds: Sequence[int], less: Sequence[str] = ()
+) -> pd.DataFrame:
     """One row an arm, seed and client: the personal model's scores on the client's test rows after the last round.
 
-    All arms share the file's budget (rounds, epochs, batch, optimizer), and at each seed the same rows.
+    All arms share the file's budget (rounds, epochs, batch, optimizer), and at each seed the same rows. Every run is
+    kept in `out`/PARTS by its configuration, so that what was stopped goes on.
     """
     base = tomllib.loads((HERE / config).read_text(encoding="utf-8"))
     budget = {k: v for k, v in base["method"].items() if k in ("epochs", "size", "optimizer")}
-    rows = []
+    frames = []
     for seed in track(seeds, description=config, console=console, transient=True):
         for name, arm in arms.items():
             table = copy.deepcopy(base) | {"seed": seed}
@@ -66,15 +73,25 @@ def scores(config: str, arms: Mapping[str, Arm], *, seeds: Sequence[int], less: 
                 table[key] = {**table.get(key, {}), **more}
             for text in less:
                 override(table, text)
-            for last in _last_rounds(table, single=arm.single):
-                for client, values in last.scores["personal"].items():
-                    if not client.startswith("("):
-                        rows.append({"arm": name, "seed": seed, "client": client, **{s: values[s] for s in SCORES}})
-    return pd.DataFrame(rows)
+            made = config_of(table)
+            place = out / PARTS / f"{name}-{sha256(f'{made.identity()} {made.rounds}'.encode()).hexdigest()[:10]}.csv"
+            if not place.exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                file_of(place, pd.DataFrame(_rows(made, single=arm.single)).to_csv(index=False).encode())
+            frames.append(pd.read_csv(place).assign(arm=name, seed=seed))
+    return pd.concat(frames, ignore_index=True)[["arm", "seed", "client", *SCORES]]
 
 
-def _last_rounds(table: dict[str, Any], *, single: bool) -> Iterator[Any]:
-    assembled = assemble(config_of(table))
+def _rows(config: Config, *, single: bool) -> Iterator[dict[str, Any]]:
+    """The scores of each client after the last round."""
+    for last in _last_rounds(config, single=single):
+        for client, values in last.scores["personal"].items():
+            if not client.startswith("("):
+                yield {"client": client, **{s: values[s] for s in SCORES}}
+
+
+def _last_rounds(config: Config, *, single: bool) -> Iterator[Any]:
+    assembled = assemble(config)
     if not single:
         yield list(assembled.run())[-1]
         return
@@ -154,19 +171,20 @@ def draw(frames: Mapping[str, pd.DataFrame], path: Path) -> Path:
 
 
 def options_of(about: str | None, given: Sequence[str] | None) -> argparse.Namespace:
-    """--scale smoke (one round, one seed) or cpu (the committed results), and --out."""
+    """--scale smoke (one round, one seed) or cpu (the committed results; full is the same), and --out."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", choices=("smoke", "cpu"), default="cpu")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--scale", choices=("smoke", "cpu", "full"), default="cpu")
+    parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(given)
     options.out.mkdir(parents=True, exist_ok=True)
     return options
 
 
-def write(name: str, out: Path, frames: Mapping[str, pd.DataFrame], texts: Sequence[str]) -> None:
-    """NAME.csv, NAME.md and NAME.png in `out`."""
+def write(name: str, options: argparse.Namespace, frames: Mapping[str, pd.DataFrame], texts: Sequence[str]) -> None:
+    """NAME.csv, NAME.md and NAME.png in `options.out`."""
+    out, made = options.out, made_by(f"python -m experiments.fedmap.{name} --scale {options.scale} --out DIR")
     everything = pd.concat([frame.assign(experiment=title) for title, frame in frames.items()])
     everything.to_csv(out / f"{name}.csv", index=False, float_format="%.6g")
-    (out / f"{name}.md").write_text("\n".join(texts), encoding="utf-8")
+    (out / f"{name}.md").write_text("\n".join([*texts, made]), encoding="utf-8")
     draw(frames, out / f"{name}.png")
     console.print(f"wrote {name}.csv, {name}.md and {name}.png to {out}")

@@ -1,6 +1,6 @@
 """Office-Caltech-10, a client a domain; all methods have the same network with batch normalisation.
 
-python -m experiments.fedmap.domains [--scale smoke|cpu] [--out DIR]
+python -m experiments.fedmap.domains --out DIR [--scale smoke|cpu|full]
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = options_of(__doc__, arguments)
     smoke = options.scale == "smoke"
     less = ["rounds=1", "method.epochs=1", "model.channels=2"] if smoke else []
-    frames = {"domains": scores("domains.toml", ARMS, seeds=[1] if smoke else [1, 2, 3], less=less)}
+    frames = {"domains": scores("domains.toml", ARMS, options.out, seeds=[1] if smoke else [1, 2, 3], less=less)}
     groups = {"domains": DOMAINS, "dslr and webcam": DOMAINS[2:]}
     pairs = [(name, "alone") for name in ARMS if name != "alone"]
     overlap = overlap_of("domains.toml")
     text = report(frames["domains"], groups, pairs, title="four domains", overlap=overlap)
-    write("domains", options.out, frames, [text])
+    write("domains", options, frames, [text])
 
 
 if __name__ == "__main__":

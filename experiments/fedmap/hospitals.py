@@ -1,6 +1,6 @@
 """The four heart-disease hospitals.
 
-python -m experiments.fedmap.hospitals [--scale smoke|cpu] [--out DIR]
+python -m experiments.fedmap.hospitals --out DIR [--scale smoke|cpu|full]
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     smoke = options.scale == "smoke"
     less = ["rounds=1", "method.epochs=1", "evaluate.final_draws=2"] if smoke else []
     seeds = [1] if smoke else list(range(1, 11))
-    frames = {"hospitals": scores("hospitals.toml", {**ARMS, **BAYES}, seeds=seeds, less=less)}
+    frames = {"hospitals": scores("hospitals.toml", {**ARMS, **BAYES}, options.out, seeds=seeds, less=less)}
     overlap = overlap_of("hospitals.toml")
     text = report(frames["hospitals"], {"hospitals": HOSPITALS}, AGAINST, title="four hospitals", overlap=overlap)
-    write("hospitals", options.out, frames, [text])
+    write("hospitals", options, frames, [text])
 
 
 if __name__ == "__main__":

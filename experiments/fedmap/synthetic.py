@@ -2,7 +2,7 @@
 
 "shared features" leaves out the clients' own affine maps; "30 rounds" trains three times as long.
 
-python -m experiments.fedmap.synthetic [--scale smoke|cpu] [--out DIR]
+python -m experiments.fedmap.synthetic --out DIR [--scale smoke|cpu|full]
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     frames: dict[str, pd.DataFrame] = {}
     texts = []
     for title, (arms, more) in kinds.items():
-        parts = [scores("synthetic.toml", arms, seeds=[s], less=[*more, *less, f"data.seed={s}"]) for s in seeds]
+        parts = [
+            scores("synthetic.toml", arms, options.out, seeds=[s], less=[*more, *less, f"data.seed={s}"]) for s in seeds
+        ]
         frames[title] = pd.concat(parts, ignore_index=True)
         pairs = [(a, b) for a, b in AGAINST if a in arms and b in arms]
         texts.append(report(frames[title], GROUPS, pairs, title=title))
-        write("synthetic", options.out, frames, texts)
+        write("synthetic", options, frames, texts)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Tables and figures of the simulation, from its CSV alone.
 
-python -m experiments.vaneb.report [--out experiments/vaneb/results]
+python -m experiments.vaneb.report --out DIR
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from experiments.study_report import made_by
 from experiments.vaneb.simulations import COLUMNS, SETTINGS, curves
 from pyrofl.plots.style import look, save
 
@@ -151,11 +152,17 @@ def prior_figure() -> Figure:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("experiments/vaneb/results"))
+    parser.add_argument("--out", type=Path, required=True, help="the folder of simulations.csv")
     out = parser.parse_args(arguments).out
+    if not (out / "simulations.csv").exists():
+        parser.error(f"{out} has no simulations.csv: python -m experiments.vaneb.simulations --out {out} makes it")
     rows = pd.read_csv(out / "simulations.csv")
     save(excess_figure(rows), out / "excess.png", dpi=110)
     save(prior_figure(), out / "prior.png", dpi=110)
+    made = made_by("python -m experiments.vaneb.simulations --out DIR")
+    (out / "simulations.md").write_text(
+        f"# Simulations of variance-aware empirical Bayes\n\n```text{text(rows)}\n```\n\n{made}"
+    )
     print(text(rows))
 
 

@@ -1,9 +1,12 @@
 """Does knowing how the variance moves with the parameter pay? The simulation of Chang, Auddy and Paul, re-run.
 
-    python -m experiments.vaneb.simulations --out experiments/vaneb/results      (about an hour on two busy cores)
-    python -m experiments.vaneb.simulations --settings boundary                   (the rows of one setting anew)
-    python -m experiments.vaneb.simulations --counts --settings poisson           (of it, only the methods in COUNTS)
-    python -m experiments.vaneb.simulations --smoke --out /tmp/vaneb              (seconds)
+    python -m experiments.vaneb.simulations --out DIR                             (about an hour on two busy cores)
+    python -m experiments.vaneb.simulations --anew --settings boundary --out DIR  (the rows of one setting again)
+    python -m experiments.vaneb.simulations --anew --only counts --out DIR        (only the methods for counts)
+    python -m experiments.vaneb.simulations --anew --only intervals --out DIR     (only the rows of credible intervals)
+    python -m experiments.vaneb.simulations --scale smoke --out DIR               (seconds)
+
+Goes on where it was stopped: data sets that DIR has are left alone, or with --anew replaced, one by one.
 
 Prior: an equal mixture of five space curves, s uniform on [0, 2 pi), centre added:
 
@@ -26,7 +29,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +49,7 @@ from pyrofl.empirical_bayes.npmle import npmle
 from pyrofl.empirical_bayes.posterior import Posterior
 from pyrofl.empirical_bayes.smoothing import smoothed
 from pyrofl.random import fold, generator, root
+from pyrofl.store import write
 
 CENTRES = 0.9 * np.array([[-2, -2, 0], [2, -1, 1], [0, 2, -2], [-1, 1, 2], [1, -2, -1]])
 REPEATS = {50: 10, 100: 10, 200: 8, 400: 4, 800: 3, 1600: 2, 3200: 2}
@@ -53,7 +57,9 @@ STRONG = {800: 4, 1600: 5, 3200: 4}  # the setting with a claim to check gets mo
 SIDE = {"large": 800, "boundary": 800, "poisson_rows": 1600}  # settings beside the paper's stop at this many sites
 COVERAGE = (400, 1600)  # sizes at which the credible intervals are checked, in the first two repeats
 DEAR = {"poisson_rows": 400}  # a smaller upper end of that where the check takes minutes
+INTERVALS = ("smoothed", "smoothed_exact")
 COUNTS = ("vaneb_cross", "vaneb_exact", "exact_cross", "smoothed_exact")  # methods for settings of counts alone
+PARTS = {"counts": COUNTS, "intervals": INTERVALS}  # methods that can be run by themselves
 LIMIT = {"poisson": 800, "poisson_rows": 0}  # the same for the methods in COUNTS
 THICKNESS = 0.1  # the van Trees bound is that of the prior plus N(0, THICKNESS^2 I): a curve itself has no density
 
@@ -202,8 +208,8 @@ class Scorer:
         return row | {"seconds": time.perf_counter() - begin}
 
 
-def repeat(name: str, sites: int, index: int, *, only_counts: bool = False) -> Iterator[dict[str, object]]:
-    """One data set: a row a method."""
+def repeat(name: str, sites: int, index: int, *, only: str = "") -> Iterator[dict[str, object]]:
+    """One data set: a row a method, of all or of those in PARTS[only]."""
     setting = SETTINGS[name]
     rng = generator(fold(root(2024), name, sites, index))
     theta, n, kernel, exact = simulate(setting, sites, rng)
@@ -214,20 +220,25 @@ def repeat(name: str, sites: int, index: int, *, only_counts: bool = False) -> I
     chances = isinstance(setting.family, Multinomial)
     covered = COVERAGE[0] <= sites <= DEAR.get(name, COVERAGE[1]) and index < 2
     normal = Scorer(same, theta, kernel, truth, chances)
-    if not only_counts:
+    if only == "intervals" and covered:
+        yield normal.intervals("smoothed", npmle(kernel, tolerance=1e-3))
+    if not only:
         yield normal.estimate("raw", kernel.z)
         yield normal.estimate("fedavg", np.broadcast_to(np.average(kernel.z, axis=0, weights=n), theta.shape))
         fits = methods(kernel)
         yield from (normal.prior(method, fit) for method, fit in fits.items())
         if covered:
             yield normal.intervals("smoothed", fits["vaneb"])
-    if exact is not None and sites <= LIMIT.get(name, sites):
+    wide = covered and (chances or sites == COVERAGE[0])
+    if exact is None or sites > LIMIT.get(name, sites) or (only == "intervals" and not wide):
+        return
+    scorer, fit = Scorer(same, theta, exact, truth, chances), npmle(exact, tolerance=1e-3)
+    if only != "intervals":
         yield normal.held_out("vaneb_cross")
-        scorer, fit = Scorer(same, theta, exact, truth, chances), npmle(exact, tolerance=1e-3)
         yield scorer.prior("vaneb_exact", fit)
         yield scorer.held_out("exact_cross")
-        if covered and (chances or sites == COVERAGE[0]):
-            yield scorer.intervals("smoothed_exact", fit)
+    if wide:
+        yield scorer.intervals("smoothed_exact", fit)
 
 
 COLUMNS = [
@@ -236,41 +247,46 @@ COLUMNS = [
 ]
 
 
-def kept(path: Path, replaced: Callable[[pd.DataFrame], pd.Series]) -> pd.DataFrame:
-    """The rows of an earlier run that this one does not replace, digit for digit."""
+def rows_of(path: Path) -> pd.DataFrame:
+    """The rows of an earlier run, as text, so that they stay digit for digit."""
     if not path.exists():
         return pd.DataFrame(columns=COLUMNS)
-    rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-    return rows[~replaced(rows)].reindex(columns=COLUMNS)
+    return pd.read_csv(path, dtype=str, keep_default_na=False).reindex(columns=COLUMNS)
+
+
+def data_sets(settings: Sequence[str], repeats: Mapping[int, int], *, smoke: bool) -> Iterator[tuple[str, int, int]]:
+    """(setting, sites, repeat) of every data set, small ones first."""
+    for sites in repeats:
+        for name in settings:
+            if sites <= SIDE.get(name, sites):
+                more = STRONG if name == "strong" and not smoke else {}
+                yield from ((name, sites, index) for index in range(more.get(sites, repeats[sites])))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("experiments/vaneb/results"))
-    parser.add_argument("--smoke", action="store_true", help="two sizes, one repeat")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--scale", choices=("smoke", "cpu", "full"), default="cpu", help="smoke: two sizes, one repeat")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--sizes", nargs="+", type=int, default=list(REPEATS), choices=list(REPEATS))
-    parser.add_argument("--counts", action="store_true", help="only the rows of the methods in COUNTS")
+    parser.add_argument("--only", choices=list(PARTS), default="", help="only the methods for counts, or for intervals")
+    parser.add_argument("--anew", action="store_true", help="replace the rows that are there")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    repeats = {50: 1, 100: 1} if options.smoke else {k: v for k, v in REPEATS.items() if k in options.sizes}
+    smoke = options.scale == "smoke"
+    repeats = {50: 1, 100: 1} if smoke else {k: v for k, v in REPEATS.items() if k in options.sizes}
     path = options.out / "simulations.csv"
-    mine = lambda rows: (
-        rows["setting"].isin(options.settings)
-        & rows["sites"].astype(int).isin(repeats)
-        & (rows["method"].isin(COUNTS) | (not options.counts))
-    )
-    kept(path, mine).to_csv(path, index=False)
-    for sites in repeats:
-        for name in options.settings:
-            if sites > SIDE.get(name, sites):
-                continue
-            more = STRONG if name == "strong" and not options.smoke else {}
-            for index in range(more.get(sites, repeats[sites])):
-                begin = time.perf_counter()
-                rows = pd.DataFrame(repeat(name, sites, index, only_counts=options.counts), columns=COLUMNS)
-                rows.to_csv(path, mode="a", header=False, index=False)
-                print(f"{name} K={sites} repeat {index}: {time.perf_counter() - begin:.1f} s", flush=True)
+    for name, sites, index in data_sets(options.settings, repeats, smoke=smoke):
+        begin, rows = time.perf_counter(), rows_of(path)
+        mine = (rows["setting"] == name) & (rows["sites"] == str(sites)) & (rows["repeat"] == str(index))
+        if options.only:
+            mine &= rows["method"].isin(PARTS[options.only])
+        if mine.any() and not options.anew:
+            continue
+        made = pd.DataFrame(repeat(name, sites, index, only=options.only), columns=COLUMNS)
+        text = rows[~mine].to_csv(index=False) + made.to_csv(index=False, header=False)
+        write(path, text.encode())
+        print(f"{name} K={sites} repeat {index}: {time.perf_counter() - begin:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def test_intervals_of_small_counts_cover_with_their_exact_likelihood_alone():
 
 def test_rows_of_counts_and_the_error_of_their_probabilities():
     rows = pd.DataFrame(repeat("boundary", 60, 0))
-    alone = pd.DataFrame(repeat("boundary", 60, 0, only_counts=True))
+    alone = pd.DataFrame(repeat("boundary", 60, 0, only="counts"))
     assert set(COUNTS[:3]) == set(alone.method) < set(rows.method)
     sample = simulate(SETTINGS["boundary"], 60, generator(fold(root(2024), "boundary", 60, 0)))
     odds = [np.exp(np.column_stack([np.zeros(60), t])) for t in (sample.theta, sample.kernel.z)]
@@ -98,13 +98,38 @@ def test_rows_of_counts_and_the_error_of_their_probabilities():
     assert "error of the class probabilities" in text(rows)
 
 
-def test_earlier_rows_are_kept_digit_for_digit(tmp_path, monkeypatch):
+def test_earlier_rows_are_kept_digit_for_digit_and_made_again_when_asked(tmp_path, monkeypatch):
     path = tmp_path / "simulations.csv"
     same = "mild,50,0,raw,0.10000000000000001,1.0,,,,,,\n"
     path.write_text(",".join(COLUMNS) + "\n" + same + "boundary,50,0,raw,9,9,,,,,,\nboundary,400,0,raw,8,8,,,,,,\n")
     monkeypatch.setattr(simulations, "REPEATS", {50: 1, 400: 1})
-    monkeypatch.setattr("sys.argv", ["x", "--settings", "boundary", "--sizes", "50", "--out", str(tmp_path)])
-    simulations.main()
+    asked = ["--settings", "boundary", "--sizes", "50", "--out", str(tmp_path)]
+    before = path.read_bytes()
+    simulations.main(asked)
+    assert path.read_bytes() == before, "what is there is not made again"
+    simulations.main([*asked, "--anew"])
     lines = path.read_text().splitlines(keepends=True)
     assert lines[1] == same and lines[2].startswith("boundary,400") and "boundary,50,0,raw,9" not in "".join(lines)
     assert any(line.startswith("boundary,50,0,exact_cross") for line in lines)
+
+
+def test_a_simulation_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulations, "REPEATS", {50: 2})
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    asked = ["--settings", "multinomial", "--out"]
+    simulations.main([*asked, str(whole)])
+    made = simulations.repeat
+
+    def stopped(name, sites, index, *, only=""):
+        if index == 1:
+            raise KeyboardInterrupt
+        return made(name, sites, index, only=only)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulations, "repeat", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            simulations.main([*asked, str(parts)])
+    assert set(pd.read_csv(parts / "simulations.csv")["repeat"]) == {0}
+    simulations.main([*asked, str(parts)])
+    one, two = (pd.read_csv(d / "simulations.csv").drop(columns="seconds") for d in (whole, parts))
+    pd.testing.assert_frame_equal(one, two)
