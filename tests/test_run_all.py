@@ -199,6 +199,7 @@ def test_all_study_files_and_scripts_of_the_repository_are_there() -> None:
     assert {"fedmap.hospitals", "convergence", "calibration.nuts", "meta_bayfl.tables.noise"} <= set(names)
 
 
+@pytest.mark.long
 def test_everything_runs_at_smoke_in_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
