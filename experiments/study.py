@@ -32,7 +32,6 @@ At the scale smoke nothing is chosen: every arm takes its first candidate. It sh
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import multiprocessing
 import os
@@ -66,8 +65,7 @@ class Runner:
 
     def place(self, kind: str, job: Job) -> Path:
         """Where a run is kept: the name holds what decides its numbers, so that a changed arm is run anew."""
-        digest = hashlib.sha256(job.identity.encode()).hexdigest()[:10]
-        return self.out / kind / f"{job.config.method['name']}-{digest}-s{job.config.seed}"
+        return self.out / kind / f"{job.config.method['name']}-{job.digest}-s{job.config.seed}"
 
     def job(self, arm: Arm, seed: int, value: Any) -> Job:
         """An arm's run at a seed; the first one is trained at the same seed, with the value chosen for it."""

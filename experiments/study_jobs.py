@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from dataclasses import dataclass, replace
@@ -43,6 +44,11 @@ class Job:
     def identity(self) -> str:
         """What decides its numbers."""
         return " ".join(f"{c.identity()} {c.rounds}" for c in (self.config, self.first) if c is not None)
+
+    @property
+    def digest(self) -> str:
+        """Of its identity, for the names of files."""
+        return hashlib.sha256(self.identity.encode()).hexdigest()[:10]
 
     def starting(self, first: Path) -> Config:
         """Its configuration, with the directory of the first run."""

@@ -85,20 +85,25 @@ def test_overrides_and_out(pyrofl: Call) -> None:
     assert {r.round for r in metrics("b")} == {1}
 
 
-def test_resume_goes_on_to_the_same_result(pyrofl: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    pyrofl("run", "a.toml", "--out", "whole")
+def stop_after(number: int, patch: pytest.MonkeyPatch) -> None:
+    """Interrupt every run when it has done so many rounds."""
     step = Run.step
 
     def stops(self: Run) -> Any:
-        if self.round == 1:
+        if self.round == number:
             raise KeyboardInterrupt
         return step(self)
 
-    monkeypatch.setattr(Run, "step", stops)
-    done = pyrofl("run", "a.toml", "--out", "parts")
+    patch.setattr(Run, "step", stops)
+
+
+def test_resume_goes_on_to_the_same_result(pyrofl: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyrofl("run", "a.toml", "--out", "whole")
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        done = pyrofl("run", "a.toml", "--out", "parts")
     assert done.code == 130 and done.err == ""
     assert "stopped: round 1 stands. Go on with: pyrofl resume parts" in done.out
-    monkeypatch.setattr(Run, "step", step)
     done = pyrofl("resume", "parts")
     assert done.code == 0 and "going on after round 1 of 3" in done.out and "round 2/3" in done.out
     assert Path("whole/metrics.csv").read_bytes() == Path("parts/metrics.csv").read_bytes()
@@ -116,16 +121,9 @@ def test_resuming_a_finished_run_says_so_and_does_nothing(pyrofl: Call) -> None:
 
 def test_more_rounds_are_the_total_and_are_remembered(pyrofl: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     pyrofl("run", "a.toml", "rounds=2", "evaluate={every = 1, draws = 2, final_draws = 2}", "--out", "b")
-    step = Run.step
-
-    def stops(self: Run) -> Any:
-        if self.round == 3:
-            raise KeyboardInterrupt
-        return step(self)
-
-    monkeypatch.setattr(Run, "step", stops)
-    assert pyrofl("resume", "b", "rounds=4").code == 130
-    monkeypatch.setattr(Run, "step", step)
+    with monkeypatch.context() as patch:
+        stop_after(3, patch)
+        assert pyrofl("resume", "b", "rounds=4").code == 130
     assert "going on after round 3 of 4" in pyrofl("resume", "b").out
     assert {r.round for r in metrics("b")} == {1, 2, 3, 4}
     header = Path("b/config.toml").read_text()
@@ -158,15 +156,8 @@ def test_a_resumed_run_has_the_bytes_of_an_unbroken_one(
 ) -> None:
     written(Path("a.toml"), small_of(method))
     pyrofl("run", "a.toml", "--out", "whole")
-    step = Run.step
-
-    def stops(self: Run) -> Any:
-        if self.round == 1:
-            raise KeyboardInterrupt
-        return step(self)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "step", stops)
+        stop_after(1, patch)
         assert pyrofl("run", "a.toml", "--out", "parts").code == 130
     assert pyrofl("resume", "parts").code == 0
     one, other = files("whole"), files("parts")

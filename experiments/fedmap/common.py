@@ -8,7 +8,6 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import track
 
-from pyrofl import assemble
+from pyrofl import assemble, store
 from pyrofl.config import Config, config_of, override
 from pyrofl.plots import save
 from pyrofl.plots.style import figure, look, tidy
 from pyrofl.run import Run
-from pyrofl.store import write as file_of
 
+from ..study_jobs import Job
 from ..study_report import made_by
 from ..tables import markdown, points, test_per_train
 
@@ -74,10 +73,10 @@ def scores(
             for text in less:
                 override(table, text)
             made = config_of(table)
-            place = out / PARTS / f"{name}-{sha256(f'{made.identity()} {made.rounds}'.encode()).hexdigest()[:10]}.csv"
+            place = out / PARTS / f"{name}-{Job(made).digest}.csv"
             if not place.exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
-                file_of(place, pd.DataFrame(_rows(made, single=arm.single)).to_csv(index=False).encode())
+                store.write(place, pd.DataFrame(_rows(made, single=arm.single)).to_csv(index=False).encode())
             frames.append(pd.read_csv(place).assign(arm=name, seed=seed))
     return pd.concat(frames, ignore_index=True)[["arm", "seed", "client", *SCORES]]
 

@@ -159,11 +159,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = pd.read_csv(out / "simulations.csv")
     save(excess_figure(rows), out / "excess.png", dpi=110)
     save(prior_figure(), out / "prior.png", dpi=110)
-    made = made_by("python -m experiments.vaneb.simulations --out DIR")
+    said, made = text(rows), made_by("python -m experiments.vaneb.simulations --out DIR")
     (out / "simulations.md").write_text(
-        f"# Simulations of variance-aware empirical Bayes\n\n```text{text(rows)}\n```\n\n{made}"
+        f"# Simulations of variance-aware empirical Bayes\n\n```text{said}\n```\n\n{made}"
     )
-    print(text(rows))
+    print(said)
 
 
 if __name__ == "__main__":

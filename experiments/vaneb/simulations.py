@@ -208,6 +208,16 @@ class Scorer:
         return row | {"seconds": time.perf_counter() - begin}
 
 
+def has_counts(name: str, sites: int) -> bool:
+    """Whether the methods in COUNTS run on data sets of this setting and size."""
+    return not isinstance(SETTINGS[name].family, QuadraticVariance) and sites <= LIMIT.get(name, sites)
+
+
+def has_intervals(name: str, sites: int, index: int) -> bool:
+    """Whether credible intervals are checked on this data set."""
+    return COVERAGE[0] <= sites <= DEAR.get(name, COVERAGE[1]) and index < 2
+
+
 def repeat(name: str, sites: int, index: int, *, only: str = "") -> Iterator[dict[str, object]]:
     """One data set: a row a method, of all or of those in PARTS[only]."""
     setting = SETTINGS[name]
@@ -218,7 +228,7 @@ def repeat(name: str, sites: int, index: int, *, only: str = "") -> Iterator[dic
     same: dict[str, object] = {"setting": name, "sites": sites, "repeat": index}
     same["van_trees"] = van_trees(setting, prior[:500], n)
     chances = isinstance(setting.family, Multinomial)
-    covered = COVERAGE[0] <= sites <= DEAR.get(name, COVERAGE[1]) and index < 2
+    covered = has_intervals(name, sites, index)
     normal = Scorer(same, theta, kernel, truth, chances)
     if only == "intervals" and covered:
         yield normal.intervals("smoothed", npmle(kernel, tolerance=1e-3))
@@ -230,7 +240,7 @@ def repeat(name: str, sites: int, index: int, *, only: str = "") -> Iterator[dic
         if covered:
             yield normal.intervals("smoothed", fits["vaneb"])
     wide = covered and (chances or sites == COVERAGE[0])
-    if exact is None or sites > LIMIT.get(name, sites) or (only == "intervals" and not wide):
+    if exact is None or not has_counts(name, sites) or (only == "intervals" and not wide):
         return
     scorer, fit = Scorer(same, theta, exact, truth, chances), npmle(exact, tolerance=1e-3)
     if only != "intervals":
@@ -276,16 +286,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     smoke = options.scale == "smoke"
     repeats = {50: 1, 100: 1} if smoke else {k: v for k, v in REPEATS.items() if k in options.sizes}
     path = options.out / "simulations.csv"
+    rows = rows_of(path)
     for name, sites, index in data_sets(options.settings, repeats, smoke=smoke):
-        begin, rows = time.perf_counter(), rows_of(path)
+        has = {"": True, "counts": has_counts(name, sites), "intervals": has_intervals(name, sites, index)}
         mine = (rows["setting"] == name) & (rows["sites"] == str(sites)) & (rows["repeat"] == str(index))
         if options.only:
             mine &= rows["method"].isin(PARTS[options.only])
-        if mine.any() and not options.anew:
+        if not has[options.only] or (mine.any() and not options.anew):
             continue
+        begin = time.perf_counter()
         made = pd.DataFrame(repeat(name, sites, index, only=options.only), columns=COLUMNS)
         text = rows[~mine].to_csv(index=False) + made.to_csv(index=False, header=False)
         write(path, text.encode())
+        rows = rows_of(path)
         print(f"{name} K={sites} repeat {index}: {time.perf_counter() - begin:.1f} s", flush=True)
 
 

@@ -118,10 +118,14 @@ class _Unseen(UnconditionMessenger):
             super()._pyro_sample(msg)
 
 
+def _recorded(trace: Any) -> list[str]:
+    """The sites of `pyro.deterministic`."""
+    return [n for n, site in trace.nodes.items() if site["type"] == "sample" and is_deterministic(site)]
+
+
 def _shown(trace: Any) -> list[str]:
     """The sites of `posterior`: the latent ones, and those of `pyro.deterministic`."""
-    found = (n for n, site in trace.nodes.items() if site["type"] == "sample" and is_deterministic(site))
-    return [*latents(trace), *found]
+    return [*latents(trace), *_recorded(trace)]
 
 
 def _data_sites(trace: Any) -> list[str]:
@@ -133,7 +137,7 @@ def _row_axes(trace: Any) -> dict[str, int]:
     """Recorded site -> its axis of rows, the first of their number, where it lies in the plate of an observed site."""
     rows = {frame for n in _data_sites(trace) for frame in trace.nodes[n]["cond_indep_stack"]}
     out = {}
-    for name in _shown(trace)[len(latents(trace)) :]:
+    for name in _recorded(trace):
         site = trace.nodes[name]
         shared = [frame.size for frame in site["cond_indep_stack"] if frame in rows]
         if len(shared) == 1 and shared[0] in site["value"].shape:
